@@ -1,0 +1,1 @@
+"""Decoders. This package knows nothing of files, text or the command line."""
