@@ -6,19 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tinygpt.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding (Su et al., 2021, arXiv 2104.09864).
-
-    `dims` is how many of a head's dimensions are rotated (an even number, at most head_dim).
-    `traditional` pairs neighbours (2i, 2i+1) instead of halves (i, i + dims/2).
-    """
-
-    base: float
-    dims: int
-    traditional: bool = False
+from tinygpt.ops.rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,136 @@
+"""The cache of a whole model: one `LayerCache` for each layer that owns keys and values."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from tinygpt.cache.eviction.base import Eviction
+from tinygpt.cache.eviction.keep_all import KeepAll
+from tinygpt.cache.eviction.streaming import StreamingLLM
+from tinygpt.cache.layer_cache import LayerCache
+from tinygpt.cache.layout import CacheLayout, LayerLayout
+from tinygpt.cache.spec import CacheSpec
+from tinygpt.cache.step import Timeline
+from tinygpt.cache.storage.base import Storage
+from tinygpt.cache.storage.dense import Dense
+from tinygpt.cache.storage.kivi import KIVI, KIVIOptions
+from tinygpt.errors import CacheError
+
+DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
+
+
+class KVCache:
+    """Keys and values of one sequence (or of B in step) under `spec`, for a model's `layout`.
+
+    `start` is the position of the first token; only distances matter, so it changes nothing but
+    what rounding does, at any size. Raises ConfigError when spec and layout cannot go together.
+    """
+
+    def __init__(self, spec: CacheSpec, layout: CacheLayout, *, start: int = 0) -> None:
+        self.spec, self.layout, self.start = spec, layout, start
+        self._reserved: int | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything; buffers are allocated anew at the next token."""
+        timelines: dict[object, Timeline] = {}
+        self.layers: list[LayerCache] = []
+        for layer in self.layout.layers:
+            eviction = eviction_of(self.spec, layer)
+            kind = (layer.rope, eviction)
+            timeline = timelines.setdefault(kind, Timeline(layer.rope, eviction, self.start))
+            storage = storage_of(self.spec, layer, eviction, self.layout)
+            cache = LayerCache(timeline, storage, kv_heads=layer.kv_heads, dtype=self.layout.dtype)
+            self.layers.append(cache)
+        self._most_seen = 0
+        if self._reserved is not None:
+            self.reserve(self._reserved)
+
+    @property
+    def seen(self) -> int:
+        """Tokens appended and not undone."""
+        return self.layers[0].seen
+
+    @property
+    def held(self) -> int:
+        """Tokens that the last query saw, itself included."""
+        most = self.spec.held
+        return self.seen if most is None else min(self.seen, most)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all allocated buffers, whether or not a token lies in them yet."""
+        self.commit()
+        return sum(array.nbytes for layer in self.layers for array in layer.arrays().values())
+
+    def commit(self) -> None:
+        """Store what is pending. The model calls this at the end of a forward."""
+        for layer in self.layers:
+            layer.commit()
+        self._most_seen = max(self._most_seen, self.seen)
+
+    def reserve(self, tokens: int) -> None:
+        """Expect at most `tokens` in all: buffers grow no further than these need."""
+        self._reserved = tokens
+        if tokens > 0:
+            for layer in self.layers:
+                layer.reserve(tokens)
+
+    def undo(self, tokens: int) -> None:
+        """Forget the last `tokens`, as if they had never been appended.
+
+        Raises:
+            CacheError: `tokens` goes back further than the spec's slack.
+        """
+        self.commit()
+        left = self.spec.slack - (self._most_seen - self.seen)
+        if not 0 <= tokens <= min(left, self.seen):
+            raise CacheError(
+                f"cannot undo {tokens} tokens: {self.seen} were seen and the cache keeps what "
+                f"{self.spec.slack} undone tokens need (slack), of which {left} are left"
+            )
+        for layer in self.layers:
+            layer.undo(tokens)
+
+    def evaluated(self) -> list[mx.array]:
+        """The arrays to evaluate so that no graph is left hanging on the cache."""
+        return [array for layer in self.layers for array in layer.arrays().values()]
+
+
+def eviction_of(spec: CacheSpec, layer: LayerLayout) -> Eviction:
+    """The policy of one layer.
+
+    A layer with a sliding window of its own was trained without anything outside it: it keeps that
+    window, unless what the user asked for is smaller still, sinks included.
+    """
+    own, held = layer.window, spec.held
+    if held is not None and spec.window is not None and (own is None or held <= own):
+        return StreamingLLM(spec.sinks, spec.window, spec.positions == "rolling")
+    if own is not None:
+        return StreamingLLM(0, own)
+    return KeepAll()
+
+
+def storage_of(
+    spec: CacheSpec, layer: LayerLayout, eviction: Eviction, layout: CacheLayout
+) -> Storage:
+    """The storage of one layer.
+
+    Raises:
+        ConfigError: the precision cannot store this layer.
+    """
+    if spec.bits is None:
+        dtype = DTYPES.get(spec.precision, layout.dtype)
+        return Dense(eviction, layer.head_dim, dtype, slack=spec.slack, fused=dtype == layout.dtype)
+    if eviction.window is not None:
+        spec.check_window(eviction.window, "the window of a layer,")
+    options = KIVIOptions(
+        bits=spec.bits,
+        group=spec.group,
+        value_group=spec.value_group(layer.head_dim),
+        residual=spec.residual_for(eviction.window),
+        first=max(eviction.sink, spec.first_fp),
+        half=layout.half,
+        slack=spec.slack,
+    )
+    return KIVI(eviction, layer.head_dim, options)

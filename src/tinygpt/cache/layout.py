@@ -1,0 +1,31 @@
+"""Which layers own keys and values, and of what shape. It knows nothing of how they are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from tinygpt.ops.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """One owning layer. `window` is the layer's own sliding window in tokens, None for all.
+
+    `rope` None: keys and queries arrive with their positions already in them.
+    """
+
+    kv_heads: int
+    head_dim: int
+    rope: RopeConfig | None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The owning layers in order, the model's compute type, and its half-precision type."""
+
+    layers: tuple[LayerLayout, ...]
+    dtype: mx.Dtype = mx.float32
+    half: mx.Dtype = mx.float16

@@ -1,0 +1,43 @@
+"""One line that says what a cache is and what it holds."""
+
+from __future__ import annotations
+
+from tinygpt.cache.kv_cache import KVCache
+from tinygpt.cache.spec import CacheSpec
+
+
+def describe_cache(cache: KVCache, seen: int | None = None) -> str:
+    """The line at the end of a run; `seen` counts tokens also from before a restart."""
+    seen = cache.seen if seen is None else seen
+    parts = [f"KV cache: {seen:,} tokens", format_bytes(cache.nbytes)]
+    if cache.spec.held is not None and cache.held < seen:
+        parts.append(f"stored {cache.held:,} (StreamingLLM cap)")
+    return " · ".join([*parts, describe_spec(cache.spec, dtype_name(cache))])
+
+
+def describe_spec(spec: CacheSpec, dtype: str) -> str:
+    """The choice in words, for instance `int8 KIVI, groups of 32, … · StreamingLLM 4 + 256`."""
+    if spec.bits is None:
+        precision = dtype if spec.precision == "full" else spec.precision
+    else:
+        precision = (
+            f"{spec.precision} KIVI, groups of {spec.group}, first {max(spec.sinks, spec.first_fp)}"
+            f" and last {spec.residual_for(spec.window)} tokens unpacked"
+        )
+    if spec.window is None:
+        return precision
+    return f"{precision} · StreamingLLM {spec.sinks} + {spec.window}, {spec.positions} positions"
+
+
+def dtype_name(cache: KVCache) -> str:
+    """The model's compute type as `--kv-quantize` names it."""
+    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+    return names[str(cache.layout.dtype).removeprefix("mlx.core.")]
+
+
+def format_bytes(count: int) -> str:
+    """Decimal units, as the original's tables have them: `691 KB`, `3.3 MB`."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1000:.0f} KB"

@@ -1,0 +1,132 @@
+"""From flags and a file's hints to one cache, before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tinygpt.cache.budget import MOST_WINDOW, full_bytes, largest_window
+from tinygpt.cache.kv_cache import eviction_of, storage_of
+from tinygpt.cache.layout import CacheLayout
+from tinygpt.cache.spec import FLAGS, CacheSpec
+from tinygpt.errors import ConfigError
+
+PACKED_ONLY = ("group", "residual", "first_fp")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The cache to make, how many prompt tokens to compute at a time, and what the user must know."""
+
+    spec: CacheSpec
+    prefill_chunk: int
+    notes: tuple[str, ...]
+
+
+def resolve_spec(
+    given: dict[str, object],
+    hints: dict[str, int],
+    layout: CacheLayout,
+    *,
+    context: int,
+) -> Resolved:
+    """The cache that `given` flags (by key) and a header's `hints` ask for; flags win.
+
+    `context` is how many positions the model was made for, in tokens.
+
+    Raises:
+        ConfigError: flags that cannot be right together, or not with this model.
+    """
+    options = _with_defaults({**_from_hints(hints), **given})
+    max_bytes = options.pop("max_bytes")
+    chunk = options.pop("prefill_chunk")
+    options["group"] = int(str(options["group"]))
+    options["window"] = None if options["window"] == "none" else options["window"]
+    if "sink" not in given and options["window"] is None and max_bytes is None:
+        options["sink"] = None  # a header's sink means nothing without a window
+    assert isinstance(chunk, int)
+    learned = all(layer.rope is None for layer in layout.layers)
+    spec, notes = _sized(options, max_bytes, layout, context if learned else None)
+    _refuse_idle(given, spec, learned)
+    for layer in layout.layers[:1]:
+        storage_of(spec, layer, eviction_of(spec, layer), layout)  # refuses what it cannot store
+    return Resolved(spec, chunk, notes)
+
+
+def _from_hints(hints: dict[str, int]) -> dict[str, object]:
+    found: dict[str, object] = {
+        flag.key: hints[flag.header] for flag in FLAGS if flag.header in hints
+    }
+    if "precision" in found:
+        found["precision"] = f"int{found['precision']}"
+    if found.get("window") == 0:  # how writers say that there is none
+        found["window"] = "none"
+    return found
+
+
+def _with_defaults(found: dict[str, object]) -> dict[str, object]:
+    return {flag.key: found.get(flag.key, flag.default) for flag in FLAGS}
+
+
+def _sized(
+    options: dict[str, object], max_bytes: object, layout: CacheLayout, positions: int | None
+) -> tuple[CacheSpec, tuple[str, ...]]:
+    """The spec with its window chosen or cut, and the notes about that."""
+    sink, window = options.pop("sink"), options.pop("window")
+    if isinstance(max_bytes, int) and window is None:
+        return _largest(CacheSpec(**options), sink, layout, max_bytes, positions)  # type: ignore[arg-type]
+    spec, notes = CacheSpec(**options, sink=sink, window=window), ()  # type: ignore[arg-type]
+    if positions is not None and spec.held is not None and spec.held > positions:
+        spec, notes = _cut(spec, positions)
+    if isinstance(max_bytes, int) and full_bytes(spec, layout) > max_bytes:
+        raise ConfigError(
+            f"--streaming-llm-window {spec.window} takes {full_bytes(spec, layout)} bytes, more "
+            f"than --kv-max-bytes {max_bytes}; leave out one of them, or lower the window"
+        )
+    return spec, notes
+
+
+def _largest(
+    spec: CacheSpec, sink: object, layout: CacheLayout, max_bytes: int, positions: int | None
+) -> tuple[CacheSpec, tuple[str, ...]]:
+    most = MOST_WINDOW
+    bounded = replace(spec, sink=sink, window=most)
+    if positions is not None:
+        most = max(1, positions - bounded.sinks)
+    spec = largest_window(bounded, layout, max_bytes, most)
+    note = f"--kv-max-bytes {max_bytes} holds --streaming-llm-window {spec.window} "
+    return spec, (f"{note}({full_bytes(spec, layout)} bytes when full)",)
+
+
+def _cut(spec: CacheSpec, positions: int) -> tuple[CacheSpec, tuple[str, ...]]:
+    room = positions - spec.sinks
+    if room < 1:
+        raise ConfigError(
+            f"--streaming-llm-sink {spec.sinks} leaves no room in this model's {positions} "
+            "learned positions; lower it"
+        )
+    note = (
+        f"--streaming-llm-window {spec.window} is cut to {room}: with {spec.sinks} sinks this "
+        f"model's {positions} learned positions hold no more"
+    )
+    return replace(spec, window=room), (note,)
+
+
+def _refuse_idle(given: dict[str, object], spec: CacheSpec, learned: bool) -> None:
+    """A flag that would do nothing is refused, not ignored."""
+    named = {flag.key: flag.flag for flag in FLAGS}
+    for key in PACKED_ONLY:
+        if key in given and spec.bits is None:
+            raise ConfigError(
+                f"{named[key]} has no meaning with --kv-quantize {spec.precision}, which packs "
+                "nothing; leave it out, or take int8, int4, int3 or int2"
+            )
+    if "positions" in given and spec.window is None:
+        raise ConfigError(
+            "--streaming-llm-positions needs --streaming-llm-window: without a window all "
+            "positions are the tokens' own"
+        )
+    if "positions" in given and learned:
+        raise ConfigError(
+            "--streaming-llm-positions has no meaning for this model: its positions are learned, "
+            "and the text starts again from position 0 when they run out; leave it out"
+        )

@@ -1,0 +1,60 @@
+"""The contract of a storage, and how its buffers grow.
+
+A storage belongs to one layer. It takes rotated keys and values `[N, T, D]` (N = batch × kv-heads)
+and says what the queries of the same step attend to. Token numbers decide everything; a buffer is
+never handed out, only parts of it for the step at hand.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+
+from tinygpt.cache.step import Step
+from tinygpt.ops.attention import View
+
+
+class Storage(Protocol):
+    """Keeps one layer's tokens. `seen` tokens have been appended and not undone."""
+
+    def append(self, keys: mx.array, values: mx.array, step: Step) -> View:
+        """Take the step's keys and values `[N, T, D]`; what the step's queries attend to."""
+        ...
+
+    def commit(self) -> None:
+        """Store what the last step left pending: evict and pack. Idempotent."""
+        ...
+
+    def undo(self, seen: int) -> None:
+        """Forget the tokens from number `seen` on; the caller checks that slack covers them."""
+        ...
+
+    def reserve(self, tokens: int) -> None:
+        """No more than `tokens` are expected in all: do not grow past what they need."""
+        ...
+
+    def bytes_for(self, tokens: int) -> int:
+        """Bytes that a kv-head's buffers have after `tokens`, if that many were reserved."""
+        ...
+
+    def arrays(self) -> dict[str, mx.array]:
+        """Every allocated buffer by name; names of packed codes contain `packed`."""
+        ...
+
+
+def grown(capacity: int, needed: int, quantum: int, limit: int | None) -> int:
+    """The capacity to allocate when `needed` exceeds `capacity`: a multiple of `quantum`.
+
+    Growth by a sixteenth keeps the waste small and copies a token 16 times in all, however long the
+    text. `limit` is what is expected at most: it is not passed while `needed` fits.
+    """
+    wanted = -(-max(needed, capacity + capacity // 16) // quantum) * quantum
+    return wanted if limit is None else max(needed, min(wanted, limit))
+
+
+def widened(buffer: mx.array, axis: int, size: int) -> mx.array:
+    """A new array whose `axis` has `size` entries: those of `buffer`, then zeros."""
+    shape = list(buffer.shape)
+    shape[axis] = size - shape[axis]
+    return mx.concatenate([buffer, mx.zeros(shape, buffer.dtype)], axis=axis)

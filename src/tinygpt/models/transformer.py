@@ -1,0 +1,112 @@
+"""One decoder for every family: LayerNorm/GELU/learned positions, or RMSNorm/SwiGLU/RoPE."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx import nn
+
+from tinygpt.cache import CacheLayout, CacheSpec, KVCache, LayerLayout
+from tinygpt.errors import CacheError, CheckpointError
+from tinygpt.models.config import ModelConfig
+from tinygpt.models.layers import Block, make_norm
+
+
+class Transformer(nn.Module):
+    """The decoder that `config` describes with `weights`, named as in `.tinygpt` files.
+
+    A linear layer or the token embedding may come packed, as `weight`, `scales` and `biases`.
+    `half` is the type of what a packed cache does not pack.
+
+    Raises:
+        CheckpointError: a weight is missing, unexpected, or of a shape the configuration excludes.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, mx.array],
+        *,
+        half: mx.Dtype = mx.float16,
+    ) -> None:
+        super().__init__()
+        self.config, self._half = config, half
+        self.token_embedding = nn.Embedding(config.vocab_size, config.model_dim)
+        if config.rope is None:
+            self.position_embedding = nn.Embedding(config.context, config.model_dim)
+        if config.embedding_norm:
+            self.embed_norm = nn.RMSNorm(config.model_dim, eps=config.norm_eps)
+        self.blocks = [Block(config) for _ in range(config.layers)]
+        self.ln_final = make_norm(config)
+        if not config.tie_embeddings:
+            self.lm_head = nn.Linear(config.model_dim, config.vocab_size, bias=False)
+        self._load(weights)
+        self.freeze()
+
+    def _load(self, weights: dict[str, mx.array]) -> None:
+        packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
+        if packed:
+            group, bits = _packing(weights, next(iter(packed)))
+            nn.quantize(self, group, bits, class_predicate=lambda name, _: name in packed)
+        try:
+            self.load_weights(list(weights.items()), strict=True)
+        except ValueError as error:
+            raise CheckpointError(f"the weights do not fit the model: {error}") from None
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The compute type: that of the norms, which are never packed."""
+        return self.ln_final.weight.dtype
+
+    def cache_layout(self) -> CacheLayout:
+        """Which layers own keys and values, for `KVCache`."""
+        return cache_layout(self.config, self.dtype, self._half)
+
+    def __call__(
+        self, ids: mx.array, cache: KVCache | None = None, *, last: int | None = None
+    ) -> mx.array:
+        """Logits [B, T, V] in float32 for `ids` [B, T]; `last` N gives [B, N, V] for the last N.
+
+        Without a cache the tokens are a text of their own.
+
+        Raises:
+            CacheError: a learned position past the model's context.
+        """
+        if cache is None:
+            cache = KVCache(CacheSpec(), self.cache_layout())
+        x = self._embed(ids, cache.seen)
+        for block, entry in zip(self.blocks, cache.layers, strict=True):
+            x = block(x, entry)
+        cache.commit()
+        if last is not None:
+            x = x[:, -last:]
+        x = self.ln_final(x)
+        tied = self.config.tie_embeddings
+        logits = self.token_embedding.as_linear(x) if tied else self.lm_head(x)
+        return logits.astype(mx.float32)
+
+    def _embed(self, ids: mx.array, first: int) -> mx.array:
+        x = self.token_embedding(ids)
+        if self.config.embedding_norm:
+            x = self.embed_norm(x)
+        if self.config.rope is not None:
+            return x
+        end = first + ids.shape[1]
+        if end > self.config.context:  # a gather past the table would return foreign memory
+            raise CacheError(
+                f"position {end - 1} does not exist: this model has {self.config.context} learned "
+                "positions; bound the cache with --streaming-llm-window"
+            )
+        return x + self.position_embedding.weight[first:end]
+
+
+def _packing(weights: dict[str, mx.array], name: str) -> tuple[int, int]:
+    """Group and bits of the packed layer `name`; inputs = words · 32/bits = scales · group."""
+    words, scales = (weights[f"{name}.{part}"].shape[-1] for part in ("weight", "scales"))
+    group = 32  # what GGUF blocks have
+    return group, 32 * words // (scales * group)
+
+
+def cache_layout(config: ModelConfig, dtype: mx.Dtype, half: mx.Dtype) -> CacheLayout:
+    """The cache layout of a model that is not loaded yet."""
+    layer = LayerLayout(config.kv_heads, config.head_dim, config.rope, config.sliding_window)
+    return CacheLayout((layer,) * config.layers, dtype, half)
