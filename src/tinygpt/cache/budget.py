@@ -42,7 +42,7 @@ def largest_window(
     Raises:
         ConfigError: not even the smallest window fits; the message says what that takes.
     """
-    small = [spec for spec in _windows(spec, range(1, min(SCAN, most) + 1))]
+    small = _windows(spec, range(1, min(SCAN, most) + 1))
     if not small:
         raise ConfigError(
             f"--kv-max-bytes cannot choose a window: none up to {min(SCAN, most)} tokens holds "

@@ -15,7 +15,7 @@ PACKED_ONLY = ("group", "residual", "first_fp")
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The cache to make, how many prompt tokens to compute at a time, and what the user must know."""
+    """The cache to make, the prompt tokens to compute at a time, and what the user must know."""
 
     spec: CacheSpec
     prefill_chunk: int
@@ -74,7 +74,8 @@ def _sized(
     sink, window = options.pop("sink"), options.pop("window")
     if isinstance(max_bytes, int) and window is None:
         return _largest(CacheSpec(**options), sink, layout, max_bytes, positions)  # type: ignore[arg-type]
-    spec, notes = CacheSpec(**options, sink=sink, window=window), ()  # type: ignore[arg-type]
+    spec = CacheSpec(**options, sink=sink, window=window)  # type: ignore[arg-type]
+    notes: tuple[str, ...] = ()
     if positions is not None and spec.held is not None and spec.held > positions:
         spec, notes = _cut(spec, positions)
     if isinstance(max_bytes, int) and full_bytes(spec, layout) > max_bytes:
@@ -89,7 +90,7 @@ def _largest(
     spec: CacheSpec, sink: object, layout: CacheLayout, max_bytes: int, positions: int | None
 ) -> tuple[CacheSpec, tuple[str, ...]]:
     most = MOST_WINDOW
-    bounded = replace(spec, sink=sink, window=most)
+    bounded = replace(spec, sink=sink, window=most)  # type: ignore[arg-type]
     if positions is not None:
         most = max(1, positions - bounded.sinks)
     spec = largest_window(bounded, layout, max_bytes, most)

@@ -55,7 +55,7 @@ def rotate(x: mx.array, by: Rotation) -> mx.array:
         first, second = pairs[..., 0], pairs[..., 1]
     else:
         first, second = head[..., :half], head[..., half:]
-    turned = (first * by.cos - second * by.sin, second * by.cos + first * by.sin)
+    turned = [first * by.cos - second * by.sin, second * by.cos + first * by.sin]
     if by.traditional:
         out = mx.stack(turned, axis=-1).reshape(head.shape)
     else:
