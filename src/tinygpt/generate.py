@@ -138,7 +138,7 @@ class Generation:
         start = time.perf_counter()
         for count in itertools.count(1):
             following = self._launch(token, count)
-            value = int(token.item())
+            value = int(token.item())  # type: ignore[arg-type]
             self._check(value, count)
             self.decode_seconds = time.perf_counter() - start
             if value in self._stop_ids:

@@ -1,4 +1,4 @@
-"""The parts of a block. A layer attends through a cache entry and knows nothing of what it keeps."""
+"""The parts of a block. A layer attends through a cache entry and knows not what that keeps."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ class Attention(nn.Module):
     def __call__(self, x: mx.array, entry: LayerCache) -> mx.array:
         """`x` [B, T, C] to [B, T, C]."""
         queries = _by_head(self.q_proj(x), self.heads)
-        entry.append(
-            _by_head(self.k_proj(x), self.kv_heads), _by_head(self.v_proj(x), self.kv_heads)
-        )
+        keys, values = (_by_head(part(x), self.kv_heads) for part in (self.k_proj, self.v_proj))
+        entry.append(keys, values)
         out = entry.attend(queries, self.scale)  # [B, H, T, D]
         return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
 

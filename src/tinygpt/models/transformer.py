@@ -55,7 +55,8 @@ class Transformer(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """The compute type: that of the norms, which are never packed."""
-        return self.ln_final.weight.dtype
+        weight: mx.array = self.ln_final.weight
+        return weight.dtype
 
     def cache_layout(self) -> CacheLayout:
         """Which layers own keys and values, for `KVCache`."""
@@ -81,11 +82,11 @@ class Transformer(nn.Module):
             x = x[:, -last:]
         x = self.ln_final(x)
         tied = self.config.tie_embeddings
-        logits = self.token_embedding.as_linear(x) if tied else self.lm_head(x)
+        logits: mx.array = self.token_embedding.as_linear(x) if tied else self.lm_head(x)
         return logits.astype(mx.float32)
 
     def _embed(self, ids: mx.array, first: int) -> mx.array:
-        x = self.token_embedding(ids)
+        x: mx.array = self.token_embedding(ids)
         if self.config.embedding_norm:
             x = self.embed_norm(x)
         if self.config.rope is not None:
