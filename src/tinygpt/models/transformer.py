@@ -11,6 +11,9 @@ from tinygpt.models.config import ModelConfig
 from tinygpt.models.layers import Block, make_norm
 
 
+GROUP = 32  # weights of a packed layer that share a scale; what GGUF blocks have
+
+
 class Transformer(nn.Module):
     """The decoder that `config` describes with `weights`, named as in `.tinygpt` files.
 
@@ -45,12 +48,13 @@ class Transformer(nn.Module):
     def _load(self, weights: dict[str, mx.array]) -> None:
         packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
         if packed:
-            group, bits = _packing(weights, next(iter(packed)))
-            nn.quantize(self, group, bits, class_predicate=lambda name, _: name in packed)
+            packings = {name: _packing(weights, name) for name in packed}
+            nn.quantize(self, class_predicate=lambda name, _: packings.get(name, False))
         try:
             self.load_weights(list(weights.items()), strict=True)
         except ValueError as error:
-            raise CheckpointError(f"the weights do not fit the model: {error}") from None
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"the weights do not fit the model: {reason}") from None
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -100,11 +104,10 @@ class Transformer(nn.Module):
         return x + self.position_embedding.weight[first:end]
 
 
-def _packing(weights: dict[str, mx.array], name: str) -> tuple[int, int]:
+def _packing(weights: dict[str, mx.array], name: str) -> dict[str, int]:
     """Group and bits of the packed layer `name`; inputs = words · 32/bits = scales · group."""
     words, scales = (weights[f"{name}.{part}"].shape[-1] for part in ("weight", "scales"))
-    group = 32  # what GGUF blocks have
-    return group, 32 * words // (scales * group)
+    return {"group_size": GROUP, "bits": 32 * words // (scales * GROUP)}
 
 
 def cache_layout(config: ModelConfig, dtype: mx.Dtype, half: mx.Dtype) -> CacheLayout:

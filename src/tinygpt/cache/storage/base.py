@@ -53,8 +53,27 @@ def grown(capacity: int, needed: int, quantum: int, limit: int | None) -> int:
     return wanted if limit is None else max(needed, min(wanted, limit))
 
 
+def write(buffer: mx.array, axis: int, start: int, new: mx.array) -> None:
+    """Put `new` into `buffer` in place, from `start` on along `axis`."""
+    if new.shape == buffer.shape:
+        new = _owned(new)
+    end = start + new.shape[axis]
+    buffer[(slice(None),) * axis + (slice(start, end),)] = new
+
+
+def _owned(array: mx.array) -> mx.array:
+    """The same values in a buffer of their own.
+
+    MLX gives back the source itself where an assignment or a concatenation covers all of it; that
+    may be a slice, which would keep the far larger buffer of a whole prompt chunk alive unseen.
+    """
+    return array + mx.zeros((), array.dtype)
+
+
 def widened(buffer: mx.array, axis: int, size: int) -> mx.array:
     """A new array whose `axis` has `size` entries: those of `buffer`, then zeros."""
     shape = list(buffer.shape)
+    if shape[axis] == size:
+        return _owned(buffer)
     shape[axis] = size - shape[axis]
     return mx.concatenate([buffer, mx.zeros(shape, buffer.dtype)], axis=axis)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.step import Step
-from tinygpt.cache.storage.base import grown, widened
+from tinygpt.cache.storage.base import grown, widened, write
 from tinygpt.ops.attention import DensePart, DenseView, Part, PartsView, View
 
 QUANTUM = 32  # tokens by which buffers grow at least
@@ -88,7 +88,7 @@ class Dense:
             self._sinks = _zeros(keys.shape[0], self._sink, self._head_dim, self._dtype)
         end = min(step.end, self._sink)
         for buffer, new in zip(self._sinks, (keys, values), strict=True):
-            buffer[:, step.first : end] = new[:, : end - step.first]
+            write(buffer, 1, step.first, new[:, : end - step.first])
 
     def _write(self, keys: mx.array, values: mx.array, step: Step) -> None:
         """Put the step's tokens, sinks left out, into their slots."""
@@ -103,7 +103,7 @@ class Dense:
             count = min(step.end - first, ring - slot)
             offset = first - step.first
             for buffer, new in zip(self._kept, (keys, values), strict=True):
-                buffer[:, slot : slot + count] = new[:, offset : offset + count]
+                write(buffer, 1, slot, new[:, offset : offset + count])
             first += count
 
     def _make_room(self, n_rows: int, needed: int) -> None:

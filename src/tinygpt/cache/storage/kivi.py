@@ -17,7 +17,7 @@ import numpy as np
 
 from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.step import Step
-from tinygpt.cache.storage.base import widened
+from tinygpt.cache.storage.base import widened, write
 from tinygpt.cache.storage.packed_runs import PackedRuns
 from tinygpt.ops.attention import DensePart, PackedPart, Part, PartsView, View
 from tinygpt.ops.quantize import Packed, quantise_k, quantise_v
@@ -220,7 +220,7 @@ class KIVI:
             shape = (new[0].shape[0], self._o.first, self._head_dim)
             self._first = mx.zeros(shape, self._o.half), mx.zeros(shape, self._o.half)
         for buffer, source in zip(self._first, new, strict=True):
-            buffer[:, step.first : end] = source[:, : end - step.first]
+            write(buffer, 1, step.first, source[:, : end - step.first])
 
     def _newly_packed(self, new: Pair, step: Step) -> tuple[Packed, Packed] | None:
         """The groups between what is packed and the last query's border."""
@@ -254,7 +254,7 @@ class KIVI:
         appended = step.count == 1 and start == self._tail_start and self._tail is not None
         if appended and self._tail is not None and count <= self._tail[0].shape[1]:
             for buffer, source in zip(self._tail, new, strict=True):
-                buffer[:, count - 1 : count] = source
+                write(buffer, 1, count - 1, source)
             return
         size = self._tail_capacity(count)
         keys, values = self._span(start, new, step)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from tinygpt.cache.storage.base import grown, widened
+from tinygpt.cache.storage.base import grown, widened, write
 from tinygpt.ops.quantize import Packed
 
 RUN = 1024  # tokens
@@ -38,21 +38,21 @@ class Slab:
 
     def piece(self, packed: Packed, first: int, count: int) -> Packed:
         """The `count` groups from number `first` on."""
-        return self.map(packed, lambda array, axis, unit: array[_along(axis, first, count, unit)])
+
+        def cut(array: mx.array, axis: int, unit: int) -> mx.array:
+            return array[(slice(None),) * axis + (slice(first * unit, (first + count) * unit),)]
+
+        return self.map(packed, cut)
 
     def resized(self, packed: Packed, groups: int) -> Packed:
         """The same groups in a new buffer that has room for `groups`."""
         return self.map(packed, lambda array, axis, unit: widened(array, axis, groups * unit))
 
-    def assign(self, packed: Packed, first: int, count: int, new: Packed) -> None:
-        """Overwrite `count` groups from number `first` on, in place."""
-        packed.words[_along(self.axis, first, count, self.words)] = new.words
-        packed.scales[_along(self.axis, first, count, self.scales)] = new.scales
-        packed.zeros[_along(self.axis, first, count, self.scales)] = new.zeros
-
-
-def _along(axis: int, first: int, count: int, unit: int) -> tuple[slice, ...]:
-    return (slice(None),) * axis + (slice(first * unit, (first + count) * unit),)
+    def assign(self, packed: Packed, first: int, new: Packed) -> None:
+        """Overwrite the groups from number `first` on with `new`, in place."""
+        write(packed.words, self.axis, first * self.words, new.words)
+        write(packed.scales, self.axis, first * self.scales, new.scales)
+        write(packed.zeros, self.axis, first * self.scales, new.zeros)
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class PackedRuns:
                 (run.keys, self._keys, keys),
                 (run.values, self._values, values),
             ):
-                slab.assign(buffer, offset, count, slab.piece(new, start - first, count))
+                slab.assign(buffer, offset, slab.piece(new, start - first, count))
             start += count
 
     def _with_room(self, at: int, needed: int, keys: Packed, values: Packed) -> Run:

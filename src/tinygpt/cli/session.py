@@ -1,0 +1,142 @@
+"""From a checked command line to a model, a cache and token ids. What can be refused is, early."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from tinygpt.blas import advice
+from tinygpt.cache.budget import bytes_per_token, cache_bytes, fitting_flags
+from tinygpt.cache.kv_cache import KVCache
+from tinygpt.cache.layout import CacheLayout
+from tinygpt.cache.resolve import Resolved, resolve_spec
+from tinygpt.cache.spec import CacheSpec
+from tinygpt.cli.prompt import Prompt, encode_prompt
+from tinygpt.cli.report import banner, count, size
+from tinygpt.cli.sample_options import SampleOptions
+from tinygpt.errors import ConfigError
+from tinygpt.generate import check_prompt
+from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint
+from tinygpt.io.load import fastest_dtype, load_model, open_checkpoint
+from tinygpt.memory import free_memory
+from tinygpt.models.config import ModelConfig
+from tinygpt.models.transformer import Transformer, cache_layout
+from tinygpt.tokenizer import Tokenizer
+
+LONG_PREFILL = 256  # tokens; a shorter prompt is over before a faster BLAS would show
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Everything a generation needs, loaded. `cache` is None with --no-cache."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    ids: list[int]
+    cache: KVCache | None
+    prefill_chunk: int
+
+
+def use_device(device: str | None) -> None:
+    """Make `device` ("cpu", "gpu") MLX's default; None leaves MLX's own choice.
+
+    Raises:
+        ConfigError: a GPU is asked for where there is none.
+    """
+    if device == "gpu" and not mx.is_available(mx.gpu):
+        raise ConfigError("--device gpu: MLX finds no GPU here; use --device cpu")
+    if device is not None:
+        mx.set_default_device(mx.Device(mx.gpu if device == "gpu" else mx.cpu))
+
+
+def open_session(options: SampleOptions, prompt: Prompt, say: Say) -> Session:
+    """Check the request against the file's header, then load the weights.
+
+    Raises:
+        TinyGPTError: the file, the prompt or the cache flags are refused.
+    """
+    checkpoint = open_checkpoint(options.model)
+    tokenizer = checkpoint.read_tokenizer(options.tokenizer)
+    config = checkpoint.config
+    ids = encode_prompt(prompt, options.source, tokenizer, config.vocab_size)
+    layout = layout_of(checkpoint, options.weights_dtype)
+    hints = checkpoint.cache_hints if options.use_cache else {}
+    resolved = resolve_spec(options.cache, hints, layout, context=config.context)
+    if config.rope is None and resolved.spec.held is None:
+        check_prompt(len(ids), config.context)
+    started = time.perf_counter()
+    model = load_model(checkpoint, options.weights_dtype)
+    seconds = time.perf_counter() - started
+    parameters = count(parameter_count(checkpoint))
+    say(f"loaded {options.model.name} in {seconds:.2f} s · {parameters} parameters")
+    for line in notes_before(options, config, layout, resolved, len(ids)):
+        say(line)
+    cache = KVCache(resolved.spec, model.cache_layout()) if options.use_cache else None
+    return Session(model, tokenizer, ids, cache, resolved.prefill_chunk)
+
+
+def parameter_count(checkpoint: Checkpoint) -> int:
+    """Elements of all tensors; a tied output layer counts once."""
+    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors)
+
+
+def layout_of(checkpoint: Checkpoint, weights_dtype: str | None) -> CacheLayout:
+    """The cache layout that the model is going to have once it is loaded."""
+    form = weights_dtype or fastest_dtype(checkpoint.stored_dtype, _on_gpu())
+    packed = mx.float16 if _on_gpu() else mx.float32
+    dtype = packed if form == PACKED else FLOAT_DTYPES[form]
+    return cache_layout(checkpoint.config, dtype, mx.float16)
+
+
+def notes_before(
+    options: SampleOptions,
+    config: ModelConfig,
+    layout: CacheLayout,
+    resolved: Resolved,
+    prompt_tokens: int,
+) -> list[str]:
+    """What the user should know before the first token: choices, limits, advice."""
+    lines = list(resolved.notes)
+    spec = resolved.spec
+    if options.use_cache:
+        lines += banner(spec, _times_smaller(spec, layout))
+        lines += memory_warning(spec, layout, prompt_tokens, free_memory())
+    total = math.inf if options.tokens is None else prompt_tokens + options.tokens
+    if config.rope is not None and spec.held is None and total > config.context:
+        lines.append(
+            f"warning: this model was trained on texts of {config.context} tokens and may lose the "
+            "thread beyond; --streaming-llm-window M keeps it within"
+        )
+    if prompt_tokens > LONG_PREFILL and not _on_gpu():
+        lines += [line for line in [advice()] if line]
+    return lines
+
+
+def memory_warning(
+    spec: CacheSpec, layout: CacheLayout, prompt_tokens: int, free: int | None
+) -> list[str]:
+    """A warning if the prompt's cache alone would not fit in `free` bytes (None: unknown)."""
+    needed = cache_bytes(spec, layout, prompt_tokens)
+    if free is None or needed <= free:
+        return []
+    flags = fitting_flags(layout, prompt_tokens, free)
+    hint = f"{flags} would fit" if flags else "nothing fits: free some memory first"
+    return [
+        f"warning: the cache of {prompt_tokens} prompt tokens takes {size(needed)} and "
+        f"{size(free)} of memory are free; {hint}"
+    ]
+
+
+def _times_smaller(spec: CacheSpec, layout: CacheLayout) -> float:
+    """How many times more an unpacked cache takes for each token of a long text."""
+    packed = CacheSpec(spec.precision, group=spec.group)
+    return bytes_per_token(CacheSpec(), layout) / bytes_per_token(packed, layout)
+
+
+def _on_gpu() -> bool:
+    return bool(mx.default_device() == mx.Device(mx.gpu))

@@ -1,0 +1,1 @@
+"""Files: a path becomes a checked description, then weights and a tokenizer."""

@@ -1,0 +1,118 @@
+"""From a path to a checked checkpoint, and on to a model. The first bytes decide, not the name."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from tinygpt.errors import CheckpointError, UnsupportedError
+from tinygpt.io import gguf_header, tinygpt_header
+from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint
+from tinygpt.io.gguf import open_gguf
+from tinygpt.io.tinygpt_file import open_tinygpt
+
+if TYPE_CHECKING:
+    from tinygpt.models.transformer import Transformer
+
+WEIGHTS_DTYPES = (*FLOAT_DTYPES, PACKED)
+_READS = ".tinygpt and GGUF files"
+_ADAPTER = b"TGLA"
+_ZIP = b"PK\x03\x04"
+_LFS = b"version https://git-lfs"
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Check a model file without reading its weights.
+
+    Raises:
+        CheckpointError: no such file, not a model file, or one that says things that are not true.
+        UnsupportedError: a kind of file or of model that this version does not read.
+    """
+    head = _first_bytes(path)
+    if head.startswith(tinygpt_header.MAGIC):
+        return open_tinygpt(path)
+    if head.startswith(gguf_header.MAGIC):
+        return open_gguf(path)
+    raise _refusal(path, head)
+
+
+def load_model(checkpoint: Checkpoint, weights_dtype: str | None = None) -> Transformer:
+    """Read the weights and build the model; None takes the form that decodes fastest here.
+
+    Raises:
+        ConfigError: a dtype that does not exist or that this file cannot give.
+    """
+    from tinygpt.models.transformer import Transformer
+
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    dtype = weights_dtype or fastest_dtype(checkpoint.stored_dtype, on_gpu)
+    weights = checkpoint.read_weights(dtype)
+    if dtype == PACKED:
+        _unify_floats(weights, mx.float16 if on_gpu else mx.float32)
+    is_bf16 = "bf16" in (checkpoint.stored_dtype, dtype)
+    half = mx.bfloat16 if is_bf16 else mx.float16  # a bf16 model may exceed the range of fp16
+    return Transformer(checkpoint.config, weights, half=half)
+
+
+def fastest_dtype(stored: str, on_gpu: bool) -> str:
+    """The form of weights that decodes fastest.
+
+    On a CPU that is fp32: products with half-precision or packed weights run several times slower
+    than the BLAS. On a GPU decoding is bound by bytes, so weights stay as small as the file's.
+    """
+    return stored if on_gpu else "fp32"
+
+
+def _unify_floats(weights: dict[str, mx.array], dtype: mx.Dtype) -> None:
+    """Bring the float tensors beside packed ones to one dtype, in place."""
+    for name, array in weights.items():
+        if array.dtype != mx.uint32:
+            weights[name] = array.astype(dtype)
+    mx.eval(weights)
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise UnsupportedError(
+                f"{path}: is a directory; this version reads {_READS}, Hugging Face directories "
+                "come later"
+            )
+        if not stat.S_ISREG(mode):
+            raise CheckpointError(f"{path}: is not a regular file; give {_READS}")
+        with path.open("rb") as file:
+            head = file.read(32)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"{path}: cannot be opened ({reason})") from error
+    if not head:
+        raise CheckpointError(f"{path}: is empty; this version reads {_READS}")
+    return head
+
+
+def _refusal(path: Path, head: bytes) -> CheckpointError | UnsupportedError:
+    if head.startswith(_ADAPTER):
+        return UnsupportedError(f"{path}: is a LoRA adapter, not a model; give the model it adapts")
+    if head.startswith(_LFS):
+        return CheckpointError(f"{path}: is a Git LFS pointer, not the model; run git lfs pull")
+    if head.startswith(_ZIP) or (
+        head[0] == 0x80 and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+    ):
+        return UnsupportedError(
+            f"{path}: is a pickle or ZIP archive (.pt, .bin, .npz), which can run code when it is "
+            f"loaded; this version reads {_READS}"
+        )
+    if len(head) > 8 and head[8:9] == b"{" and head[6:8] == b"\0\0":
+        return UnsupportedError(
+            f"{path}: looks like safetensors, which holds no configuration; this version reads "
+            f"{_READS}"
+        )
+    return CheckpointError(
+        f"{path}: starts with {head[:4]!r}, which is no model file; give {_READS}"
+    )
