@@ -7,9 +7,9 @@ import itertools
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from oracles.numpy_decoder import forward
 from oracles.small_models import SmallModel, small_model
-
 from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.errors import ConfigError, GenerationError
 from tinygpt.generate import Generation

@@ -41,7 +41,7 @@ class Feed:
         """How many more tokens fit; None where there is no end."""
         if self._context is None or self._restarts:
             return None
-        return self._context - self.cache.seen
+        return self._context - self.cache.position
 
     def remember(self, ids: Sequence[int]) -> None:
         """Tokens that were fed, in order, now that the host knows them. A restart needs them."""
@@ -72,9 +72,9 @@ class Feed:
         """How many tokens can be fed before a restart, which is made if that would be none."""
         if not self._restarts or self._context is None:
             return self._chunk
-        if self.cache.seen == self._context:
+        if self.cache.position == self._context:
             self._restart()
-        return self._context - self.cache.seen
+        return self._context - self.cache.position
 
     def _restart(self) -> None:
         self.cache.reset()

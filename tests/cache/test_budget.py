@@ -24,6 +24,8 @@ SMALL = CacheLayout((LayerLayout(2, 64, RopeConfig(10000.0, 64)),) * 2)
 INT4_LIMIT = 2.5e6  # bytes for 500 tokens: a really packed int4 and all that goes with it
 
 FRESH_PROCESS = """
+from tinygpt.blas import preload
+preload()
 import mlx.core as mx
 mx.set_cache_limit(0)
 from tinygpt.cache import CacheLayout, CacheSpec, KVCache, LayerLayout

@@ -177,7 +177,7 @@ def test_full_precision_by_name_is_the_compute_type(build: Callable, feed: Calla
 
 @pytest.mark.parametrize("start", (10**5, 10**8))
 @pytest.mark.parametrize("positions", ("rolling", "absolute"))
-def test_packed_keys_far_from_zero_are_coded_at_their_own_positions(
+def test_a_start_far_from_zero_changes_no_code(
     start: int, positions: str, build: Callable, feed: Callable
 ) -> None:
     settings = Settings(precision="int8", positions=positions, start=start, **STREAM)

@@ -14,7 +14,7 @@ import pytest
 from oracles import gguf_writer, tinygpt_writer
 from oracles.gguf_writer import Llama
 from tinygpt.errors import CheckpointError, ConfigError, UnsupportedError
-from tinygpt.io.load import fastest_dtype, load_model, open_checkpoint
+from tinygpt.io.load import fastest_dtype, layout_of, load_model, open_checkpoint
 
 CONFIG = {"vocabSize": 256, "ctx": 16, "layers": 1, "heads": 2, "dModel": 16, "dMlp": 24}
 MODEL = Llama()
@@ -127,3 +127,13 @@ def test_a_dtype_that_the_file_cannot_give_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="packed"):
         load_model(open_checkpoint(path), "packed")
+
+
+@pytest.mark.parametrize("weights_dtype", [None, "fp16", "bf16", "packed"])
+def test_the_layout_foretold_is_the_one_that_the_model_has(
+    tmp_path: Path, weights_dtype: str | None
+) -> None:
+    checkpoint = open_checkpoint(gguf(tmp_path / "m.gguf"))
+    assert (
+        layout_of(checkpoint, weights_dtype) == load_model(checkpoint, weights_dtype).cache_layout()
+    )

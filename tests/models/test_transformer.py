@@ -5,9 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from oracles.numpy_decoder import forward
 from oracles.small_models import KINDS, SmallModel, small_model
-
 from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.errors import CacheError, CheckpointError
 from tinygpt.models.transformer import Transformer

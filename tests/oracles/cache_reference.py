@@ -31,7 +31,7 @@ class Rope:
 class Settings:
     """What one layer's cache does. `residual` is in tokens and already resolved.
 
-    `start` is the position of the first token; sinks and borders count from that token.
+    `start` is the position of the first token; rotations, sinks and borders count from it.
     """
 
     precision: str = "fp32"  # fp32 | fp16 | bf16 | int8 | int4 | int3 | int2
@@ -62,14 +62,6 @@ class Settings:
     @property
     def rolls(self) -> bool:
         return self.window is not None and self.positions == "rolling"
-
-    def stored_at(self, j: int) -> int:
-        """The position that a stored key is rotated to: a sink that rolls is at its slot.
-
-        Rounding such a sink un-rotated would be as true to the paper, but would not equal a plain
-        cache while nothing has been evicted.
-        """
-        return j if self.rolls and j < self.sinks else self.start + j
 
     def sees(self, i: int, j: int) -> bool:
         """Whether query i may look at token j."""
@@ -190,10 +182,13 @@ class LayerReference:
         return self._packed[j]
 
     def _stored_key(self, j: int) -> np.ndarray:
-        """An unpacked key as stored: rounded when rotated to its own position."""
-        number = self.settings.stored_at(j)
-        rotated = rotate(self.keys[j], number, self.settings.rope)
-        return rotate(ROUND[self.settings.rounding](rotated), -number, self.settings.rope)
+        """An unpacked key as stored: rounded when rotated to its number in the cache.
+
+        Rounding a sink un-rotated would be as true to the paper, but would not equal a plain cache
+        while nothing has been evicted.
+        """
+        rotated = rotate(self.keys[j], j, self.settings.rope)
+        return rotate(ROUND[self.settings.rounding](rotated), -j, self.settings.rope)
 
     def _pack_group_of(self, j: int) -> None:
         """KIVI: keys per channel over the group's tokens, values per token over channels."""
@@ -201,7 +196,7 @@ class LayerReference:
         assert bits is not None
         first = j - (j - s.first_packed) % s.group
         tokens = range(first, first + s.group)
-        rotated = [rotate(self.keys[t], s.start + t, s.rope) for t in tokens]
+        rotated = [rotate(self.keys[t], t, s.rope) for t in tokens]
         keys = ROUND[s.half](np.stack(rotated))  # [g, H_kv, D]
         _, heads, dims = keys.shape
         for h, d in np.ndindex(heads, dims):
@@ -212,7 +207,7 @@ class LayerReference:
             for h in range(heads):
                 for d in range(0, dims, gv):
                     value[h, d : d + gv] = through_codes(value[h, d : d + gv], bits)
-            self._packed[t] = (rotate(keys[t - first], -(s.start + t), s.rope), value)
+            self._packed[t] = (rotate(keys[t - first], -t, s.rope), value)
 
 
 @dataclass(frozen=True)
@@ -293,7 +288,7 @@ def _near_a_border(k: np.ndarray, settings: Settings) -> np.ndarray:
         return doubtful
     a, b = pair_slices(rope)
     for t, key in enumerate(k):
-        turned = rotate(key.astype(np.float64), settings.stored_at(t), rope)
+        turned = rotate(key.astype(np.float64), t, rope)
         reach = ROTATION_ERROR * np.hypot(turned[:, a], turned[:, b])
         near = [keep(turned[:, p] - reach) != keep(turned[:, p] + reach) for p in (a, b)]
         doubtful[t][:, a] = doubtful[t][:, b] = near[0] | near[1]

@@ -14,7 +14,7 @@ from tinygpt.cache.step import Timeline
 from tinygpt.cache.storage.base import Storage
 from tinygpt.cache.storage.dense import Dense
 from tinygpt.cache.storage.kivi import KIVI, KIVIOptions
-from tinygpt.errors import CacheError
+from tinygpt.errors import CacheError, ConfigError
 
 DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 
@@ -22,26 +22,31 @@ DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 class KVCache:
     """Keys and values of one sequence (or of B in step) under `spec`, for a model's `layout`.
 
-    `start` is the position of the first token; only distances matter, so it changes nothing but
-    what rounding does, at any size. Raises ConfigError when spec and layout cannot go together.
+    `start` is the position of the first token. A model with learned positions reads its table from
+    there; to rotary positions only distances matter, so it changes nothing, at any size.
+
+    Raises:
+        ConfigError: spec and layout cannot go together, or `start` is negative.
     """
 
     def __init__(self, spec: CacheSpec, layout: CacheLayout, *, start: int = 0) -> None:
-        self.spec, self.layout, self.start = spec, layout, start
+        if start < 0 or not layout.layers:
+            raise ConfigError(f"a cache needs a layer and a start from 0 on, not start {start}")
+        self.spec, self.layout = spec, layout
         self._reserved: int | None = None
-        self.reset()
+        self.reset(start)
 
-    def reset(self) -> None:
-        """Forget everything; buffers are allocated anew at the next token."""
+    def reset(self, start: int = 0) -> None:
+        """Forget everything; the next token has position `start`, and buffers of its own."""
+        self.start = start
         timelines: dict[object, Timeline] = {}
         self.layers: list[LayerCache] = []
         for layer in self.layout.layers:
             eviction = eviction_of(self.spec, layer)
             kind = (layer.rope, eviction)
-            timeline = timelines.setdefault(kind, Timeline(layer.rope, eviction, self.start))
+            timeline = timelines.setdefault(kind, Timeline(layer.rope, eviction))
             storage = storage_of(self.spec, layer, eviction, self.layout)
-            cache = LayerCache(timeline, storage, kv_heads=layer.kv_heads, dtype=self.layout.dtype)
-            self.layers.append(cache)
+            self.layers.append(LayerCache(timeline, storage, layer, self.layout.dtype))
         self._most_seen = 0
         if self._reserved is not None:
             self.reserve(self._reserved)
@@ -50,6 +55,11 @@ class KVCache:
     def seen(self) -> int:
         """Tokens appended and not undone."""
         return self.layers[0].seen
+
+    @property
+    def position(self) -> int:
+        """The position of the next token."""
+        return self.start + self.seen
 
     @property
     def held(self) -> int:
@@ -70,11 +80,10 @@ class KVCache:
         self._most_seen = max(self._most_seen, self.seen)
 
     def reserve(self, tokens: int) -> None:
-        """Expect at most `tokens` in all: buffers grow no further than these need."""
-        self._reserved = tokens
-        if tokens > 0:
-            for layer in self.layers:
-                layer.reserve(tokens)
+        """Expect at most `tokens` ≥ 1 in all: buffers grow no further than these need."""
+        self._reserved = max(1, tokens)
+        for layer in self.layers:
+            layer.reserve(self._reserved)
 
     def undo(self, tokens: int) -> None:
         """Forget the last `tokens`, as if they had never been appended.

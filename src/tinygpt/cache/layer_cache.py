@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from tinygpt.cache.layout import LayerLayout
 from tinygpt.cache.step import Step, Timeline
 from tinygpt.cache.storage.base import Storage
 from tinygpt.errors import CacheError
@@ -17,17 +18,21 @@ class LayerCache:
     """
 
     def __init__(
-        self, timeline: Timeline, storage: Storage, *, kv_heads: int, dtype: mx.Dtype
+        self, timeline: Timeline, storage: Storage, layout: LayerLayout, dtype: mx.Dtype
     ) -> None:
-        self._timeline, self._storage = timeline, storage
-        self._kv_heads, self._dtype = kv_heads, dtype
+        self._timeline, self._storage, self._layout = timeline, storage, layout
+        self._dtype = dtype
         self._now: tuple[Step, View] | None = None
         self.seen = 0
 
     def append(self, keys: mx.array, values: mx.array) -> None:
-        """Take `keys` and `values` [B, H_kv, T, D], T ≥ 1, as tokens `seen` … `seen + T − 1`."""
+        """Take `keys` and `values` [B, H_kv, T, D], T ≥ 1, as tokens `seen` … `seen + T − 1`.
+
+        Raises:
+            CacheError: the arrays have another shape.
+        """
         self._now = None  # a view that is still held would make the next write copy its buffer
-        batch, heads, tokens, dim = keys.shape
+        batch, heads, tokens, dim = self._checked(keys, values)
         step = self._timeline.step(self.seen, tokens)
         keys = step.rotate_keys(keys).reshape(batch * heads, tokens, dim)
         view = self._storage.append(keys, values.reshape(batch * heads, tokens, dim), step)
@@ -38,13 +43,19 @@ class LayerCache:
         """Attention of `queries` [B, H, T, D] to all that they see: `[B, H, T, D]`, compute type.
 
         Raises:
-            CacheError: there was no append for this step, or it had another number of tokens.
+            CacheError: there was no append for this step, or the queries do not fit it.
         """
         if self._now is None or self._now[0].count != queries.shape[2]:
             raise CacheError("attend needs the queries of the tokens that were last appended")
         step, view = self._now
         batch, heads, tokens, dim = queries.shape
-        by_kv_head = batch * self._kv_heads, heads // self._kv_heads, tokens, dim
+        kv_heads = self._layout.kv_heads
+        if heads % kv_heads or dim != self._layout.head_dim:
+            raise CacheError(
+                f"queries of {heads} heads × {dim} do not fit {kv_heads} kv-heads × "
+                f"{self._layout.head_dim}"
+            )
+        by_kv_head = batch * kv_heads, heads // kv_heads, tokens, dim
         turned, from_sinks = (
             rotated.reshape(by_kv_head) for rotated in step.rotate_queries(queries)
         )
@@ -72,3 +83,13 @@ class LayerCache:
     def arrays(self) -> dict[str, mx.array]:
         """Every allocated buffer by name, for reports and checks. Do not keep them."""
         return self._storage.arrays()
+
+    def _checked(self, keys: mx.array, values: mx.array) -> tuple[int, ...]:
+        layout, shape = self._layout, tuple(keys.shape)
+        fits = len(shape) == 4 and shape[1::2] == (layout.kv_heads, layout.head_dim)
+        if not fits or shape[2] < 1 or tuple(values.shape) != shape:
+            raise CacheError(
+                f"keys {shape} and values {tuple(values.shape)} must both be [B, "
+                f"{layout.kv_heads}, T, {layout.head_dim}] with T at least 1"
+            )
+        return shape

@@ -9,14 +9,18 @@ from tinygpt.cache.spec import CacheSpec
 def describe_cache(cache: KVCache, seen: int | None = None) -> str:
     """The line at the end of a run; `seen` counts tokens also from before a restart."""
     seen = cache.seen if seen is None else seen
-    parts = [f"KV cache: {seen:,} tokens", format_bytes(cache.nbytes)]
+    parts = [f"KV cache: {seen} tokens", format_bytes(cache.nbytes)]
     if cache.spec.held is not None and cache.held < seen:
-        parts.append(f"stored {cache.held:,} (StreamingLLM cap)")
-    return " · ".join([*parts, describe_spec(cache.spec, dtype_name(cache))])
+        parts.append(f"stored {cache.held} (StreamingLLM cap)")
+    rotary = any(layer.rope is not None for layer in cache.layout.layers)
+    return " · ".join([*parts, describe_spec(cache.spec, dtype_name(cache), rotary=rotary)])
 
 
-def describe_spec(spec: CacheSpec, dtype: str) -> str:
-    """The choice in words, for instance `int8 KIVI, groups of 32, … · StreamingLLM 4 + 256`."""
+def describe_spec(spec: CacheSpec, dtype: str, *, rotary: bool) -> str:
+    """The choice in words, for instance `int8 KIVI, groups of 32, … · StreamingLLM 4 + 256`.
+
+    `dtype` names the model's compute type; `rotary` says that its positions are not learned.
+    """
     if spec.bits is None:
         precision = dtype if spec.precision == "full" else spec.precision
     else:
@@ -26,7 +30,8 @@ def describe_spec(spec: CacheSpec, dtype: str) -> str:
         )
     if spec.window is None:
         return precision
-    return f"{precision} · StreamingLLM {spec.sinks} + {spec.window}, {spec.positions} positions"
+    positions = f", {spec.positions} positions" if rotary else ""
+    return f"{precision} · StreamingLLM {spec.sinks} + {spec.window}{positions}"
 
 
 def dtype_name(cache: KVCache) -> str:

@@ -50,8 +50,8 @@ class CacheSpec:
             ("--streaming-llm-window", self.window, 1),
             ("slack", self.slack, 0),
         ):
-            if value is not None and value < least:
-                raise ConfigError(f"{flag} is {value}; it must be at least {least}")
+            if value is not None and (type(value) is not int or value < least):
+                raise ConfigError(f"{flag} is {value}; it must be a whole number from {least} on")
         if self.sink and self.window is None:
             raise ConfigError(
                 f"--streaming-llm-sink {self.sink} needs --streaming-llm-window: "

@@ -16,15 +16,14 @@ from tinygpt.ops.rope import RopeConfig, Rotation, rotate, rotation
 class Step:
     """Tokens `first` … `first + count − 1` enter the cache, and are its queries.
 
-    The three rotations are None for a model without rotary positions; `sink_query` is None also
-    where sinks are seen from the query's own position.
+    `own` rotates keys and queries at their numbers, None for a model without rotary positions.
+    `from_sinks` rotates the queries as their sinks see them, None where that is the same.
     """
 
     first: int
     count: int
-    key: Rotation | None
-    query: Rotation | None
-    sink_query: Rotation | None
+    own: Rotation | None
+    from_sinks: Rotation | None
     _masks: dict[object, mx.array | None] = field(default_factory=dict)
 
     @property
@@ -49,24 +48,23 @@ class Step:
 
     def rotate_keys(self, keys: mx.array) -> mx.array:
         """`keys` [..., T, D] at their positions."""
-        return keys if self.key is None else rotate(keys, self.key)
+        return keys if self.own is None else rotate(keys, self.own)
 
     def rotate_queries(self, queries: mx.array) -> tuple[mx.array, mx.array]:
         """`queries` [..., T, D] as the window sees them, and as the sinks do."""
-        if self.query is None:
-            return queries, queries
-        turned = rotate(queries, self.query)
-        return turned, turned if self.sink_query is None else rotate(queries, self.sink_query)
+        turned = self.rotate_keys(queries)
+        return turned, turned if self.from_sinks is None else rotate(queries, self.from_sinks)
 
 
 class Timeline:
     """Makes each step once for all the layers that share positions and eviction.
 
-    `start` is the position of the first token. Positions only grow, and are exact at any size.
+    A token's position is its number: rotations count from the cache's first token, whatever came
+    before it, only grow, and are exact at any size.
     """
 
-    def __init__(self, rope: RopeConfig | None, eviction: Eviction, start: int) -> None:
-        self._rope, self._eviction, self._start = rope, eviction, start
+    def __init__(self, rope: RopeConfig | None, eviction: Eviction) -> None:
+        self._rope, self._eviction = rope, eviction
         self._last: Step | None = None
 
     def step(self, first: int, count: int) -> Step:
@@ -78,13 +76,10 @@ class Timeline:
 
     def _make(self, first: int, count: int) -> Step:
         if self._rope is None:
-            return Step(first, count, None, None, None)
+            return Step(first, count, None, None)
         numbers = np.arange(first, first + count)
-        query = rotation(self._rope, self._start + numbers)
+        own = rotation(self._rope, numbers)
         from_sinks = self._eviction.sink_positions(numbers)
-        if from_sinks is None:
-            return Step(first, count, query, query, None)
-        # Sinks are rotated at their place in the cache, which is their number.
-        sinks = numbers < self._eviction.sink
-        key = rotation(self._rope, np.where(sinks, numbers, self._start + numbers))
-        return Step(first, count, key, query, rotation(self._rope, from_sinks))
+        if from_sinks is None or (from_sinks == numbers).all():
+            return Step(first, count, own, None)
+        return Step(first, count, own, rotation(self._rope, from_sinks))

@@ -13,10 +13,10 @@ from tinygpt.cache.budget import bytes_per_token
 from tinygpt.cache.spec import PRECISIONS, CacheSpec
 from tinygpt.cli.output import TextOutput
 from tinygpt.cli.report import count, size
-from tinygpt.cli.session import layout_of, parameter_count
+from tinygpt.cli.session import parameter_count
 from tinygpt.errors import ConfigError, TinyGPTError
 from tinygpt.io.checkpoint import Checkpoint
-from tinygpt.io.load import open_checkpoint
+from tinygpt.io.load import layout_of, open_checkpoint
 
 SHOWN_TENSORS = 12
 SHOWN_ITEMS = 64  # of a metadata list

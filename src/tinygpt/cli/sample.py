@@ -8,9 +8,7 @@ import click
 
 from tinygpt.cli.output import TextOutput, check_writable, note
 from tinygpt.cli.prompt import read_prompt
-from tinygpt.cli.run import Run
 from tinygpt.cli.sample_options import build_options, sample_options
-from tinygpt.cli.session import open_session, use_device
 from tinygpt.cli.signals import Signals
 
 
@@ -34,6 +32,9 @@ def sample(context: click.Context, /, **_: object) -> int:
     tinygpt sample model.gguf --kv-quantize int8 --streaming-llm-sink 4 \\
         --streaming-llm-window 256 --tokens unlimited < chapter.txt
     """
+    from tinygpt.cli.run import Run  # these bring in MLX, which --help can do without
+    from tinygpt.cli.session import open_session, use_device
+
     options = build_options(context)
     signals = context.find_object(Signals) or Signals()
     if options.stats_json is not None:

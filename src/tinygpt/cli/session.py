@@ -20,11 +20,11 @@ from tinygpt.cli.report import banner, count, size
 from tinygpt.cli.sample_options import SampleOptions
 from tinygpt.errors import ConfigError
 from tinygpt.generate import check_prompt
-from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint
-from tinygpt.io.load import fastest_dtype, load_model, open_checkpoint
+from tinygpt.io.checkpoint import Checkpoint
+from tinygpt.io.load import layout_of, load_model, open_checkpoint
 from tinygpt.memory import free_memory
 from tinygpt.models.config import ModelConfig
-from tinygpt.models.transformer import Transformer, cache_layout
+from tinygpt.models.transformer import Transformer
 from tinygpt.tokenizer import Tokenizer
 
 LONG_PREFILL = 256  # tokens; a shorter prompt is over before a faster BLAS would show
@@ -83,14 +83,6 @@ def open_session(options: SampleOptions, prompt: Prompt, say: Say) -> Session:
 def parameter_count(checkpoint: Checkpoint) -> int:
     """Elements of all tensors; a tied output layer counts once."""
     return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors)
-
-
-def layout_of(checkpoint: Checkpoint, weights_dtype: str | None) -> CacheLayout:
-    """The cache layout that the model is going to have once it is loaded."""
-    form = weights_dtype or fastest_dtype(checkpoint.stored_dtype, _on_gpu())
-    packed = mx.float16 if _on_gpu() else mx.float32
-    dtype = packed if form == PACKED else FLOAT_DTYPES[form]
-    return cache_layout(checkpoint.config, dtype, mx.float16)
 
 
 def notes_before(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,14 @@ import mlx.core as mx
 
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io import gguf_header, tinygpt_header
-from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint
+from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, float_dtype
 from tinygpt.io.gguf import open_gguf
 from tinygpt.io.tinygpt_file import open_tinygpt
 
 if TYPE_CHECKING:
+    from tinygpt.cache import CacheLayout
     from tinygpt.models.transformer import Transformer
+    from tinygpt.tokenizer import Tokenizer
 
 WEIGHTS_DTYPES = (*FLOAT_DTYPES, PACKED)
 _READS = ".tinygpt and GGUF files"
@@ -39,6 +42,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise _refusal(path, head)
 
 
+def load(path: str | Path, weights_dtype: str | None = None) -> tuple[Transformer, Tokenizer]:
+    """The model and the tokenizer of a file.
+
+    Raises:
+        TinyGPTError: see `open_checkpoint` and `load_model`.
+    """
+    checkpoint = open_checkpoint(Path(path))
+    tokenizer = checkpoint.read_tokenizer()
+    return load_model(checkpoint, weights_dtype), tokenizer
+
+
 def load_model(checkpoint: Checkpoint, weights_dtype: str | None = None) -> Transformer:
     """Read the weights and build the model; None takes the form that decodes fastest here.
 
@@ -47,14 +61,38 @@ def load_model(checkpoint: Checkpoint, weights_dtype: str | None = None) -> Tran
     """
     from tinygpt.models.transformer import Transformer
 
+    form = weights_form(checkpoint, weights_dtype)
+    weights = checkpoint.read_weights(form.stored)
+    if form.stored == PACKED:
+        _unify_floats(weights, form.compute)
+    return Transformer(checkpoint.config, weights, half=form.half)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsForm:
+    """How weights are held: as stored ("fp32" … "packed"), the compute type, and the half type."""
+
+    stored: str
+    compute: mx.Dtype
+    half: mx.Dtype
+
+
+def weights_form(checkpoint: Checkpoint, weights_dtype: str | None = None) -> WeightsForm:
+    """The form that `load_model` is going to give; nothing is read."""
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
-    dtype = weights_dtype or fastest_dtype(checkpoint.stored_dtype, on_gpu)
-    weights = checkpoint.read_weights(dtype)
-    if dtype == PACKED:
-        _unify_floats(weights, mx.float16 if on_gpu else mx.float32)
-    is_bf16 = "bf16" in (checkpoint.stored_dtype, dtype)
-    half = mx.bfloat16 if is_bf16 else mx.float16  # a bf16 model may exceed the range of fp16
-    return Transformer(checkpoint.config, weights, half=half)
+    stored = weights_dtype or fastest_dtype(checkpoint.stored_dtype, on_gpu)
+    packed = mx.float16 if on_gpu else mx.float32
+    compute = packed if stored == PACKED else float_dtype(stored)
+    is_bf16 = checkpoint.stored_dtype == "bf16" or compute == mx.bfloat16
+    return WeightsForm(stored, compute, mx.bfloat16 if is_bf16 else mx.float16)
+
+
+def layout_of(checkpoint: Checkpoint, weights_dtype: str | None = None) -> CacheLayout:
+    """The cache layout that the model is going to have once it is loaded."""
+    from tinygpt.models.transformer import cache_layout
+
+    form = weights_form(checkpoint, weights_dtype)
+    return cache_layout(checkpoint.config, form.compute, form.half)
 
 
 def fastest_dtype(stored: str, on_gpu: bool) -> str:

@@ -10,7 +10,6 @@ from tinygpt.errors import CacheError, CheckpointError
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.layers import Block, make_norm
 
-
 GROUP = 32  # weights of a packed layer that share a scale; what GGUF blocks have
 
 
@@ -78,7 +77,7 @@ class Transformer(nn.Module):
         """
         if cache is None:
             cache = KVCache(CacheSpec(), self.cache_layout())
-        x = self._embed(ids, cache.seen)
+        x = self._embed(ids, cache.position)
         for block, entry in zip(self.blocks, cache.layers, strict=True):
             x = block(x, entry)
         cache.commit()

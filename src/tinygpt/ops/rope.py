@@ -2,7 +2,7 @@
 
 Departure from `mx.fast.rope`: angles are computed on the host in float64 and only their cosine and
 sine go to the device. A float32 angle is wrong by 1e-7 of the *position*, so at position 10⁸ it
-means nothing; a float64 one is right to 1e-8 there, and a stored key never has to be rotated again.
+means nothing; a float64 one is right to 1e-8 there, so a stored key never has to be rotated again.
 """
 
 from __future__ import annotations
