@@ -130,7 +130,8 @@ def storage_of(
     """
     if spec.bits is None:
         dtype = DTYPES.get(spec.precision, layout.dtype)
-        return Dense(eviction, layer.head_dim, dtype, slack=spec.slack, fused=dtype == layout.dtype)
+        fused = dtype == layout.dtype and layer.softcap is None
+        return Dense(eviction, layer.head_dim, dtype, slack=spec.slack, fused=fused)
     if eviction.window is not None:
         spec.check_window(eviction.window, "the window of a layer,")
     options = KIVIOptions(

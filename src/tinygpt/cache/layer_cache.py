@@ -62,7 +62,7 @@ class LayerCache:
         if isinstance(view, DenseView):
             out = attend_dense(turned, view, scale)
         else:
-            out = attend_parts(turned, from_sinks, view, scale)
+            out = attend_parts(turned, from_sinks, view, scale, self._layout.softcap)
         return out.reshape(queries.shape).astype(self._dtype)
 
     def commit(self) -> None:

@@ -13,13 +13,15 @@ from tinygpt.ops.rope import RopeConfig
 class LayerLayout:
     """One owning layer. `window` is the layer's own sliding window in tokens, None for all.
 
-    `rope` None: keys and queries arrive with their positions already in them.
+    `rope` None: keys and queries arrive with their positions already in them. `softcap` bounds the
+    scores to ± its value by a tanh (Gemma 2, arXiv 2408.00118), None does not.
     """
 
     kv_heads: int
     head_dim: int
     rope: RopeConfig | None
     window: int | None = None
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,11 +124,16 @@ def attend_dense(queries: mx.array, view: DenseView, scale: float) -> mx.array:
 
 
 def attend_parts(
-    queries: mx.array, sink_queries: mx.array, view: PartsView, scale: float
+    queries: mx.array,
+    sink_queries: mx.array,
+    view: PartsView,
+    scale: float,
+    softcap: float | None = None,
 ) -> mx.array:
     """Attention of `queries` [N, G, T, D] over all parts under one softmax: `[N, G, T, D]`.
 
-    `sink_queries` are the same queries, rotated for the parts that are sinks.
+    `sink_queries` are the same queries, rotated for the parts that are sinks. With `softcap` c a
+    score s becomes c · tanh(s / c) before the mask.
     """
     n_rows, heads, tokens, dim = queries.shape
     queries, sink_queries = queries.astype(mx.float32), sink_queries.astype(mx.float32)
@@ -136,6 +141,8 @@ def attend_parts(
     def masked(part: Part) -> mx.array:
         rows = sink_queries if part.sink else queries
         scores = part.scores(rows.reshape(n_rows, heads * tokens, dim) * scale)
+        if softcap is not None:
+            scores = softcap * mx.tanh(scores / softcap)
         if part.allowed is None:
             return scores
         by_head = scores.reshape(n_rows, heads, tokens, -1)
