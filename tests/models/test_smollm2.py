@@ -124,13 +124,14 @@ def test_sinks_are_worth_their_four_tokens(
 def test_a_prompt_in_chunks_has_the_quality_of_one_fed_token_by_token(
     smollm2: Transformer, text_ids: list[int]
 ) -> None:
-    ids = text_ids[:200]
-    spec = CacheSpec("int8", window=64)
-    whole, single = (log_probabilities(smollm2, spec, ids, chunk=n) for n in (200, 1))
+    ids = text_ids[:160]
+    dense, packed = CacheSpec(window=64), CacheSpec("int8", window=64)
+    whole, single = (log_probabilities(smollm2, packed, ids, chunk=n) for n in (160, 1))
     # Sums in another order differ by 1e-7, which moves some values over a border between two half-
     # precision numbers or codes, and 30 layers carry that on: far below what the codes cost.
-    assert np.abs(whole - single).mean() <= 2e-3
-    assert divergence(single, whole).mean() <= 1e-6
+    cost = np.abs(single - log_probabilities(smollm2, dense, ids)).mean()
+    assert np.abs(whole - single).mean() <= cost
+    assert divergence(single, whole).mean() <= 1e-5  # int8 itself costs 2e-5
 
 
 @pytest.mark.parametrize("start", [10**5, 10**8])

@@ -15,6 +15,7 @@ from tinygpt.models.transformer import Transformer
 LENGTH = 70
 # float32 against float64 through two layers: logits are of size 1 to 10
 TOLERANCE = 1e-4
+FLIPS = 0.2  # of what storing less costs; measured up to 0.15 with OpenBLAS, 0 with reference BLAS
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -69,11 +70,14 @@ def test_chunks_do_not_change_the_logits(precision: str, window: int | None) -> 
     small = small_model("rope gqa")
     model, ids = small.build(), np.random.default_rng(2).integers(0, 61, 150).tolist()
     spec = CacheSpec(precision, window=window)
-    whole = cached(model, spec, ids, 1)
+    single = cached(model, spec, ids, 1)
+    cost = np.abs(single - cached(model, CacheSpec(window=window), ids, 1)).mean()
     for chunk in (7, 64, 150):
-        got = cached(model, spec, ids, chunk)
-        # fp16 rounding of two nearly equal float32 keys may differ in the last place
-        np.testing.assert_allclose(got, whole, atol=1e-3, err_msg=f"chunks of {chunk}")
+        difference = np.abs(cached(model, spec, ids, chunk) - single).mean()
+        # A BLAS sums a row of a chunk in another order than a row alone. That is 1e-7 of a key, but
+        # now and then it moves one over the border between two half-precision numbers or codes.
+        # (Equal keys give equal outputs to 1e-4: tests/cache/test_rule_two.py.)
+        assert difference <= max(cost * FLIPS, 1e-5), f"chunks of {chunk}"
 
 
 def test_the_last_logits_alone_equal_those_of_the_whole(ids: list[int]) -> None:

@@ -57,12 +57,12 @@ class LayerCache:
             )
         by_kv_head = batch * kv_heads, heads // kv_heads, tokens, dim
         turned, from_sinks = (
-            rotated.reshape(by_kv_head) for rotated in step.rotate_queries(queries)
+            rotated.reshape(by_kv_head) for rotated in step.rotate_queries(queries * scale)
         )
         if isinstance(view, DenseView):
-            out = attend_dense(turned, view, scale)
+            out = attend_dense(turned, view)
         else:
-            out = attend_parts(turned, from_sinks, view, scale, self._layout.softcap)
+            out = attend_parts(turned, from_sinks, view, self._layout.softcap)
         return out.reshape(queries.shape).astype(self._dtype)
 
     def commit(self) -> None:

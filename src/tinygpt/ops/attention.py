@@ -108,18 +108,18 @@ class PartsView:
 View = DenseView | PartsView
 
 
-def attend_dense(queries: mx.array, view: DenseView, scale: float) -> mx.array:
-    """Causal attention of `queries` [N, G, T, D] in the view's own type: `[N, G, T, D]`."""
+def attend_dense(queries: mx.array, view: DenseView) -> mx.array:
+    """Causal attention of scaled `queries` [N, G, T, D] in the view's own type: `[N, G, T, D]`."""
     n_rows, heads, tokens, dim = queries.shape
     queries = queries.astype(view.keys.dtype)
     if tokens == 1:  # fold the heads into rows: one pass over the keys instead of G
         rows = queries.reshape(1, n_rows, heads, dim)
         out = mx.fast.scaled_dot_product_attention(
-            rows, view.keys[None], view.values[None], scale=scale
+            rows, view.keys[None], view.values[None], scale=1.0
         )
         return out.reshape(queries.shape)
     return mx.fast.scaled_dot_product_attention(
-        queries, view.keys[:, None], view.values[:, None], scale=scale, mask="causal"
+        queries, view.keys[:, None], view.values[:, None], scale=1.0, mask="causal"
     )
 
 
@@ -127,10 +127,9 @@ def attend_parts(
     queries: mx.array,
     sink_queries: mx.array,
     view: PartsView,
-    scale: float,
     softcap: float | None = None,
 ) -> mx.array:
-    """Attention of `queries` [N, G, T, D] over all parts under one softmax: `[N, G, T, D]`.
+    """Attention of scaled `queries` [N, G, T, D] over all parts, one softmax: `[N, G, T, D]`.
 
     `sink_queries` are the same queries, rotated for the parts that are sinks. With `softcap` c a
     score s becomes c · tanh(s / c) before the mask.
@@ -140,7 +139,7 @@ def attend_parts(
 
     def masked(part: Part) -> mx.array:
         rows = sink_queries if part.sink else queries
-        scores = part.scores(rows.reshape(n_rows, heads * tokens, dim) * scale)
+        scores = part.scores(rows.reshape(n_rows, heads * tokens, dim))
         if softcap is not None:
             scores = softcap * mx.tanh(scores / softcap)
         if part.allowed is None:
