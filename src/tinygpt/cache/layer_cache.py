@@ -74,6 +74,7 @@ class LayerCache:
         """Forget the last `tokens`; KVCache checks that slack allows it."""
         self.commit()
         self.seen -= tokens
+        self._timeline.forget()
         self._storage.undo(self.seen)
 
     def reserve(self, tokens: int) -> None:

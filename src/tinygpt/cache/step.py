@@ -88,6 +88,10 @@ class Timeline:
             last = self._last = self._make(first, count)
         return last
 
+    def forget(self) -> None:
+        """Tokens were undone: the next step may look like the last, and find other things stored."""
+        self._last = None
+
     def _make(self, first: int, count: int) -> Step:
         if self._rope is None:
             return Step(first, count, None, None)
