@@ -89,7 +89,7 @@ class Timeline:
         return last
 
     def forget(self) -> None:
-        """Tokens were undone: the next step may look like the last but finds other things stored."""
+        """Tokens were undone: the next step may look like the last but finds others stored."""
         self._last = None
 
     def _make(self, first: int, count: int) -> Step:
