@@ -244,10 +244,18 @@ def new_run(config: ModelConfig, settings: Settings) -> Run:
 
 
 def describe(config: ModelConfig, settings: Settings) -> str:
-    """What two checkpoints must agree in for one to go on from the other."""
+    """What a checkpoint is of, for `is_of`."""
     return json.dumps(
         {"config": dataclasses.asdict(config), "settings": dataclasses.asdict(settings)}
     )
+
+
+def is_of(described: str, config: ModelConfig, settings: Settings) -> bool:
+    """Whether `describe` said this; a field that is younger than the checkpoint has its default."""
+    old = json.loads(described)
+    rope = RopeConfig(**old["config"].pop("rope"))
+    theirs = ModelConfig(**old["config"], rope=rope), Settings(**old["settings"])
+    return theirs == (config, settings)
 
 
 def save_run(run: Run, path: Path, described: str) -> None:
@@ -260,14 +268,14 @@ def save_run(run: Run, path: Path, described: str) -> None:
     os.replace(partial, path)
 
 
-def load_run(path: Path, described: str) -> Run:
+def load_run(path: Path, config: ModelConfig, settings: Settings) -> Run:
     """Read what `save_run` wrote.
 
     Raises:
         SystemExit: it was trained with other settings.
     """
     arrays, metadata = mx.load(str(path), return_metadata=True)
-    if metadata["described"] != described:
+    if not is_of(metadata["described"], config, settings):
         sys.exit(f"{path} is of another model or other settings; remove it to start anew")
     parts: dict[str, Tensors] = {"weights": {}, "means": {}, "squares": {}}
     for key, array in arrays.items():
@@ -443,7 +451,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     checkpoint = OUT / "checkpoint.safetensors"
     resumed = checkpoint.is_file()
-    run = load_run(checkpoint, describe(CONFIG, settings)) if resumed else new_run(CONFIG, settings)
+    run = load_run(checkpoint, CONFIG, settings) if resumed else new_run(CONFIG, settings)
     size = sum(w.size for w in run.weights.values())
     worst = check_forward(CONFIG, run.weights, texts["held out"])
     say(f"{size:,} parameters, from step {run.step}; logits within {worst:.1g} of Transformer's")

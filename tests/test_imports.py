@@ -25,6 +25,8 @@ MAY_IMPORT = {
     "sampling_options": set(),
     "text_stream": set(),
     "generate": {"models", "cache", "ops", "sampling"},
+    "evaluate": {"evaluate", "generate", "models", "cache", "ops"},
+    "plot": {"plot"},
     "uncached": {"generate", "models", "cache"},
     "blas": {"blas_alias"},
     "blas_alias": set(),

@@ -71,7 +71,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ByteTokenizer:
-    """One byte is one token; ids from 256 on stand for nothing."""
+    """One byte is one token; ids from 256 on, BOS and ends of text stand for nothing."""
 
     vocab_size: int = 256
     bos_id: int | None = None
@@ -89,14 +89,16 @@ class ByteTokenizer:
             )
 
     def encode(self, text: str) -> list[int]:
-        return self.encode_plain(text)
+        ids = self.encode_plain(text)
+        return [self.bos_id, *ids] if self.add_bos and self.bos_id is not None else ids
 
     def encode_plain(self, text: str) -> list[int]:
         return list(_utf8(text))
 
     def token_bytes(self, token_id: int) -> bytes:
         _check_id(token_id, self.vocab_size)
-        return bytes([token_id]) if token_id < 256 else b""
+        is_text = token_id < 256 and token_id != self.bos_id and token_id not in self.eos_ids
+        return bytes([token_id]) if is_text else b""
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")

@@ -64,11 +64,6 @@ def test_a_wrong_option_is_refused_in_one_line_that_names_it(
         assert words in message
 
 
-def test_a_missing_model_is_refused_with_an_example(refused: Refused) -> None:
-    assert "tinygpt sample model" in refused("sample")
-    assert "MODEL" in refused("inspect")
-
-
 def test_a_model_that_cannot_be_read_is_refused_naming_it(
     refused: Refused, truncated: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oracles import gguf_writer, tinygpt_writer
+from oracles.damage import damaged
 from oracles.gguf_writer import Llama
 from tinygpt.errors import TinyGPTError
 from tinygpt.io.load import open_checkpoint
@@ -19,7 +20,6 @@ from tinygpt.io.load import open_checkpoint
 ROUNDS = 400
 CONFIG = {"vocabSize": 256, "ctx": 8, "layers": 1, "heads": 2, "dModel": 8, "dMlp": 8}
 MODEL = Llama(vocab=258, layers=1, dim=32, hidden=32, heads=2, kv_heads=1)
-INTERESTING = (0, 1, 2, 7, 8, 9, 13, 127, 128, 255)
 NASTY = (
     None,
     True,
@@ -40,19 +40,6 @@ NASTY = (
     [[8]],
     {},
 )
-JSON_BITS = (
-    b"-",
-    b"null",
-    b"true",
-    b"1e9",
-    b"[",
-    b"}",
-    b'"',
-    b"NaN",
-    b"\\ud800",
-    b"9" * 30,
-    b"\xff",
-)
 
 
 @functools.cache
@@ -72,27 +59,6 @@ def tinygpt_parts() -> tuple[str, bytes]:
 def gguf_file() -> bytes:
     tensors = gguf_writer.llama_tensors(MODEL, gguf_writer.llama_weights(MODEL), "Q4_1")
     return gguf_writer.encode(gguf_writer.llama_metadata(MODEL), tensors)
-
-
-def damaged(rng: random.Random, data: bytes) -> bytes:
-    """One to four edits, nearly all in the first half, the header mostly; the magic stays."""
-    edited = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(4, len(data) // 2 if rng.random() < 0.9 else len(data))
-        kind = rng.randrange(6)
-        if kind == 0:
-            edited[at % len(edited)] = rng.choice(INTERESTING)
-        elif kind == 1:
-            edited[at % len(edited)] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            del edited[at : at + rng.randint(1, 40)]
-        elif kind == 3:
-            edited[at:at] = rng.choice(JSON_BITS)
-        elif kind == 4:
-            edited[at : at + 8] = rng.choice((b"\xff" * 8, b"\0" * 8, b"\0" * 7 + b"\x80"))
-        else:
-            del edited[max(4, at) :]
-    return bytes(edited)
 
 
 @pytest.mark.parametrize(

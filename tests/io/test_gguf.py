@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from oracles import gguf_writer as writer
+from oracles.gguf_literal import dequantise
 from oracles.gguf_writer import Llama
 from tinygpt.errors import ConfigError
 from tinygpt.io.load import open_checkpoint
@@ -36,7 +37,7 @@ def kept(name: str, array: np.ndarray, kind: str) -> np.ndarray:
     if kind == "BF16":
         words = np.frombuffer(raw, "<u2").astype(np.uint32) << 16
         return words.view(np.float32).reshape(array.shape)
-    return writer.dequantise(raw, kind).reshape(array.shape)
+    return dequantise(raw, kind).reshape(array.shape)
 
 
 def as_numpy(array: mx.array) -> np.ndarray:
@@ -225,6 +226,35 @@ def test_the_tensor_list_names_types_and_bytes(tmp_path: Path) -> None:
     assert infos[DOWN].nbytes == 64 * 3 * 20
 
 
+def test_a_file_that_the_gguf_package_writes_is_read(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+    path = tmp_path / "m.gguf"
+    file = gguf.GGUFWriter(path, "llama")
+    for key, (kind, value) in writer.llama_metadata(MODEL).items():
+        if key != "general.architecture":
+            number = gguf.GGUFValueType
+            types = {"u32": number.UINT32, "f32": number.FLOAT32, "str": number.STRING}
+            file.add_key_value(key, value, types.get(kind, number.ARRAY))
+    down = gguf.quants.quantize(WEIGHTS[DOWN], gguf.GGMLQuantizationType.Q5_1)
+    for tensor, (name, array) in zip(
+        writer.llama_tensors(MODEL, WEIGHTS), WEIGHTS.items(), strict=True
+    ):
+        if name == DOWN:
+            file.add_tensor(tensor.name, down, raw_dtype=gguf.GGMLQuantizationType.Q5_1)
+        else:
+            file.add_tensor(tensor.name, np.frombuffer(tensor.data, "<f4").reshape(array.shape))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    checkpoint = open_checkpoint(path)
+    got = checkpoint.read_weights("fp32")
+    expected = gguf.quants.dequantize(down, gguf.GGMLQuantizationType.Q5_1)
+    np.testing.assert_array_equal(as_numpy(got[DOWN]), expected)
+    np.testing.assert_array_equal(as_numpy(got[Q_PROJ]), WEIGHTS[Q_PROJ])
+    assert checkpoint.read_tokenizer(None).vocab_size == MODEL.vocab
+
+
 @pytest.mark.real
 def test_smollm2_reads_as_its_published_configuration(smollm2: Path) -> None:
     checkpoint = open_checkpoint(smollm2)
@@ -252,10 +282,10 @@ def test_smollm2_packed_equals_what_mlx_reads(smollm2: Path) -> None:
 def test_one_smollm2_tensor_equals_the_literal_dequantiser(smollm2: Path) -> None:
     """blk.3.attn_k is Q4_1 and permuted: 192 rows of 576, head_dim 64."""
     checkpoint = open_checkpoint(smollm2)
-    info = checkpoint.stored["blocks.3.attn.k_proj.weight"]
+    info = checkpoint.stored["blocks.3.attn.k_proj.weight"].tensor
     with smollm2.open("rb") as file:
         file.seek(info.start)
-        values = writer.dequantise(file.read(info.nbytes), "Q4_1").reshape(192, 576)
+        values = dequantise(file.read(info.nbytes), "Q4_1").reshape(192, 576)
     expected = values.reshape(3, 32, 2, 576).swapaxes(1, 2).reshape(192, 576)
     got = as_numpy(checkpoint.read_weights("fp32")["blocks.3.attn.k_proj.weight"])
     np.testing.assert_array_equal(got, expected)

@@ -7,15 +7,19 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from oracles import gguf_converter, hf_writer
 from oracles import gguf_writer as writer
 from oracles.gguf_writer import Llama, Tensor
+from oracles.hf_writer import CONFIGS
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.load import open_checkpoint
 
 MODEL = Llama()
 WEIGHTS = writer.llama_weights(MODEL)
+GEMMA_WEIGHTS = hf_writer.random_tensors(CONFIGS["gemma3_text"])
 HUGE = 2**63
 
 
@@ -76,6 +80,35 @@ def honest(**counts: int) -> bytes:
     return writer.encode(writer.llama_metadata(MODEL), tensors(), **counts)
 
 
+def with_divisors(count: int = 8, value: float = 1.0, kind: int = 0, **values: object) -> bytes:
+    """An honest file with rope_freqs.weight, which has as many values as head_dim / 2."""
+    metadata = writer.llama_metadata(MODEL)
+    metadata |= {"llama." + name.replace("__", "."): item for name, item in values.items()}
+    data = struct.pack(f"<{count}f", *[value] * count)
+    divisors = Tensor("rope_freqs.weight", (count,), kind, data)
+    return writer.encode(metadata, [*tensors(), divisors])
+
+
+def gemma(**values: object) -> bytes:
+    """An honest gemma3 file of four layers but for some keys."""
+    config = CONFIGS["gemma3_text"]
+    metadata = gguf_converter.metadata(config)
+    for name, item in values.items():
+        metadata["gemma3." + name.replace("__", ".")] = item
+    return writer.encode(metadata, gguf_converter.tensors(config, GEMMA_WEIGHTS))
+
+
+def phi3(*, drop: str = "", rows: int = 0) -> bytes:
+    """An honest phi3 file but for a tensor dropped, or one too tall."""
+    config = CONFIGS["phi3"]
+    weights = dict(hf_writer.random_tensors(config))
+    if rows:
+        name = "model.layers.0.self_attn.qkv_proj.weight"
+        weights[name] = np.ones((rows, 128), np.float32)
+    made = [t for t in gguf_converter.tensors(config, weights) if t.name != drop]
+    return writer.encode(gguf_converter.metadata(config), made)
+
+
 NORM = "output_norm.weight"
 LIES: dict[str, tuple[Callable[[], bytes], str]] = {
     # the container
@@ -121,6 +154,8 @@ LIES: dict[str, tuple[Callable[[], bytes], str]] = {
     "offset off the alignment": (lambda: tensor(NORM, offset=4), "multiple of 32"),
     "overlap": (lambda: tensor(NORM, offset=0), "inside tensor"),
     "a tensor twice": (lambda: more(find(NORM, tensors())), "twice"),
+    "rows that are no blocks of 256": (
+        lambda: tensor("blk.0.ffn_down.weight", type=12), "Q4_K needs a multiple of 256"),
     "rows that are no blocks": (
         lambda: tensor("blk.0.ffn_down.weight", extents=(48, 128)), "multiple of 32"),
     "tensor name not UTF-8": (
@@ -158,6 +193,38 @@ LIES: dict[str, tuple[Callable[[], bytes], str]] = {
     "odd head length": (lambda: keys(attention__key_length=("u32", 15)), "even|shape"),
     "a tensor missing": (lambda: without("blk.1.ffn_up.weight"), "block_count|blocks.1"),
     "no embedding": (lambda: without("token_embd.weight"), "token_embd.weight"),
+    "rope factor of 0": (lambda: keys(rope__scaling__factor=("f32", 0.0)), "scaling.factor is 0.0"),
+    "rope factor NaN": (lambda: keys(rope__scaling__factor=("f32", math.nan)), "factor is nan"),
+    "rope scaling as number": (lambda: keys(rope__scaling__type=("u32", 1)), "type is 1"),
+    "LongRoPE without its tensors": (
+        lambda: keys(rope__scaling__type=("str", "longrope")), "rope_factors_long"),
+    "too few divisors": (lambda: with_divisors(7), "7 divisors"),
+    "too many divisors": (lambda: with_divisors(9), "9 divisors"),
+    "absurdly many divisors": (lambda: with_divisors(5000), "rope_freqs.weight"),
+    "a divisor of 0": (lambda: with_divisors(value=0.0), "every factor must be positive"),
+    "a divisor NaN": (lambda: with_divisors(value=math.nan), "every factor must be positive"),
+    "divisors that are not F32": (lambda: with_divisors(kind=1), "rope_freqs.weight is F16"),
+    "a negative window": (
+        lambda: gemma(attention__sliding_window=("i32", -1)), "sliding_window is -1"),
+    "a window as text": (
+        lambda: gemma(attention__sliding_window=("str", "512")), "sliding_window is '512'"),
+    "a period of 0": (
+        lambda: gemma(attention__sliding_window_pattern=("u32", 0)), "pattern is 0"),
+    "a pattern too short": (
+        lambda: gemma(attention__sliding_window_pattern=("[bool]", [1, 0])), "4 booleans"),
+    "a pattern of numbers": (
+        lambda: gemma(attention__sliding_window_pattern=("[u32]", [1, 0, 1, 0])), "4 booleans"),
+    "a local base of 0": (lambda: gemma(rope__freq_base_swa=("f32", 0.0)), "freq_base_swa is 0.0"),
+    "a soft-cap NaN": (
+        lambda: gemma(final_logit_softcapping=("f32", math.nan)), "softcapping is nan"),
+    "a list of soft-caps": (
+        lambda: gemma(final_logit_softcapping=("[f32]", [0.0, 0.0])), "softcapping is array"),
+    "a negative soft-cap": (
+        lambda: gemma(final_logit_softcapping=("f32", -1.0)), "softcapping is -1.0"),
+    "huge layers with a pattern": (lambda: gemma(block_count=("u32", 2**31 - 1)), "block_count"),
+    "a fused tensor missing": (lambda: phi3(drop="blk.1.attn_qkv.weight"), "block_count|blocks.1"),
+    "a fused tensor too tall": (lambda: phi3(rows=300), "missing"),
+    "a vocabulary as text": (lambda: keys(vocab_size=("str", "320")), "vocab_size is '320'"),
     "a tensor without a place": (
         lambda: more(Tensor("blk.0.mystery\n.weight", (32,), 0, b"\0" * 128)), "mystery"),
 }  # fmt: skip
@@ -174,21 +241,31 @@ def test_a_file_that_lies_is_refused(tmp_path: Path, refused: object, case: str)
 
 
 UNSUPPORTED = {
-    "another architecture": (lambda: top("general.architecture", ("str", "gemma3")), "gemma3"),
+    "another architecture": (lambda: top("general.architecture", ("str", "mamba")), "mamba"),
     "an old version": (lambda: honest(version=1), "version 1"),
     "a new version": (lambda: honest(version=4), "version 4"),
     "a big-endian file": (lambda: honest(version=3 << 24), "big-endian"),
     "experts": (lambda: keys(expert_count=("u32", 8)), "expert_count"),
     "expert tensors": (
         lambda: more(Tensor("blk.0.ffn_up_exps.weight", (32,), 0, b"\0" * 128)), "ffn_up_exps"),
-    "rope scaling": (lambda: keys(rope__scaling__type=("str", "linear")), "rope.scaling.type"),
-    "old rope scaling": (lambda: keys(rope__scale_linear=("f32", 2.0)), "rope.scale_linear"),
-    "rope factors": (
-        lambda: more(Tensor("rope_freqs.weight", (8,), 0, b"\0" * 32)), "rope_freqs.weight"),
+    "one file of three": (lambda: top("split.count", ("u16", 3)), "split.count"),
+    "a count of files as list": (lambda: top("split.count", ("[u16]", [3])), "split.count"),
+    "a LoRA adapter": (lambda: top("general.type", ("str", "adapter")), "'adapter'"),
+    "a type as list": (lambda: top("general.type", ("[u16]", [3, 4])), "general.type"),
+    "unknown rope scaling": (lambda: keys(rope__scaling__type=("str", "ntk\n")), "ntk"),
+    "a YaRN of another kind": (
+        lambda: keys(rope__scaling__yarn_log_multiplier=("f32", 0.1)), "yarn_log_multiplier"),
+    "two rope scalings": (
+        lambda: with_divisors(rope__scaling__factor=("f32", 2.0)), "together with linear"),
     "partial rotation": (lambda: keys(rope__dimension_count=("u32", 8)), "dimension_count is 8"),
     "values of another length": (lambda: keys(attention__value_length=("u32", 8)), "values"),
     "a sliding window": (lambda: keys(attention__sliding_window=("u32", 64)), "sliding_window"),
-    "Q4_K tensors": (lambda: tensor(NORM, type=12), "Q4_K"),
+    "an embedding model": (lambda: keys(pooling_type=("u32", 1)), "pooling_type' is 1"),
+    "a model that sees ahead": (lambda: keys(attention__causal=("bool", 0)), "attention.causal"),
+    "a zero of another type": (lambda: keys(expert_count=("f32", 0.0)), "expert_count"),
+    "a list of neutral values": (lambda: keys(expert_count=("[u32]", [0, 0])), "expert_count"),
+    "a soft-cap": (lambda: keys(attn_logit_softcapping=("f32", 50.0)), "attn_logit_softcapping"),
+    "a key nobody knows": (lambda: keys(residual_scale=("f32", 0.2)), "residual_scale' is 0.2"),
     "tensors of no known type": (lambda: tensor(NORM, type=999), "999"),
 }  # fmt: skip
 

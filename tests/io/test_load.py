@@ -69,8 +69,8 @@ def test_a_missing_file_is_refused(tmp_path: Path, refused: object) -> None:
     assert "no such file" in message
 
 
-def test_a_directory_is_refused_for_now(tmp_path: Path, refused: object) -> None:
-    assert "directory" in refused(UnsupportedError, lambda: open_checkpoint(tmp_path))
+def test_a_directory_without_a_model_is_refused(tmp_path: Path, refused: object) -> None:
+    assert "config.json" in refused(CheckpointError, lambda: open_checkpoint(tmp_path))
 
 
 def test_a_pipe_is_refused_and_does_not_block(tmp_path: Path, refused: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,25 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(
 ) -> None:
     message = refused(CheckpointError, lambda: load_tokenizer_dir(word_tokenizer, 258))
     assert "259" in message
+
+
+@pytest.mark.parametrize("highest", [2**24, 2**31 - 1])
+def test_an_id_that_the_library_would_count_up_to_is_refused_at_once(
+    word_tokenizer: Path, refused: Callable, highest: int
+) -> None:
+    path = word_tokenizer / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["vocab"]["a"] = highest
+    path.write_text(json.dumps(values))
+    assert str(highest) in refused(CheckpointError, lambda: load_tokenizer_dir(word_tokenizer))
+
+
+def test_a_panic_in_the_library_is_one_line(
+    word_tokenizer: Path, refused: Callable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = word_tokenizer / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["continuing_subword_prefix"] = "longer than a piece"
+    path.write_text(json.dumps(values))
+    refused(CheckpointError, lambda: load_tokenizer_dir(word_tokenizer))
+    assert capfd.readouterr().err == ""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from oracles.gguf_literal import FORMATS, random_blocks
+
 SCALARS = {
     "u8": (0, "<B"),
     "i8": (1, "<b"),
@@ -22,7 +24,7 @@ SCALARS = {
     "i64": (11, "<q"),
     "f64": (12, "<d"),
 }
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}
+TYPES = {"F32": 0, "F16": 1, "BF16": 30} | {kind: form[0] for kind, form in FORMATS.items()}
 BLOCK = 32
 
 Value = tuple[str, object]
@@ -89,33 +91,18 @@ def encode(
 
 
 def quantise(array: np.ndarray, kind: str) -> bytes:
-    """A float array [out, in] as GGUF stores it, by plain reference code."""
+    """A float array [out, in] as GGUF stores it; random blocks where we have no encoder."""
     if kind == "F32":
         return array.astype("<f4").tobytes()
     if kind == "F16":
         return array.astype("<f2").tobytes()
     if kind == "BF16":
         return (array.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    if kind not in ("Q4_0", "Q4_1", "Q8_0"):  # any blocks of the type will do
+        count = array.size // FORMATS[kind][1]
+        return random_blocks(kind, count, np.random.default_rng(array.size))
     blocks = array.astype(np.float32).reshape(-1, BLOCK)
     return b"".join({"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}[kind](block) for block in blocks)
-
-
-def dequantise(raw: bytes, kind: str) -> np.ndarray:
-    """The float32 values of quantised bytes, block by block, literally by GGML's formulas."""
-    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
-    values = []
-    for at in range(0, len(raw), size):
-        block = raw[at : at + size]
-        d = np.float32(np.frombuffer(block[:2], "<f2")[0])
-        if kind == "Q8_0":
-            values += [d * np.float32(q) for q in np.frombuffer(block[2:], np.int8)]
-            continue
-        m = np.float32(np.frombuffer(block[2:4], "<f2")[0]) if kind == "Q4_1" else np.float32(0)
-        nibbles = block[-16:]
-        codes = [byte & 15 for byte in nibbles] + [byte >> 4 for byte in nibbles]
-        shift = 8 if kind == "Q4_0" else 0
-        values += [d * np.float32(code - shift) + m for code in codes]
-    return np.array(values, np.float32)
 
 
 def permute(weight: np.ndarray, heads: int) -> np.ndarray:

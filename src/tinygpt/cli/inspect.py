@@ -13,6 +13,7 @@ from tinygpt.cache.budget import bytes_per_token
 from tinygpt.cache.spec import PRECISIONS, CacheSpec
 from tinygpt.cli.output import TextOutput
 from tinygpt.cli.report import count, size
+from tinygpt.cli.sample_options import DEMO_MODEL
 from tinygpt.cli.session import parameter_count
 from tinygpt.errors import ConfigError, TinyGPTError
 from tinygpt.io.checkpoint import Checkpoint
@@ -30,14 +31,14 @@ SHOWN_WIDTH = 60  # characters of a metadata value
 def inspect(model: Path | None, tensors: bool, as_json: bool) -> None:
     """Show what is in MODEL, a .tinygpt or .gguf file, and what its cache costs.
 
+    Without MODEL it is the demo model, which is a part of this program.
+
     \b
     tinygpt inspect model.tinygpt
     tinygpt inspect model.gguf --json
     """
-    if model is None:
-        raise ConfigError("no MODEL given; name a .tinygpt or .gguf file")
     output = TextOutput()
-    found = describe(open_checkpoint(model))
+    found = describe(open_checkpoint(model or DEMO_MODEL))
     if as_json:
         output.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     else:
@@ -49,7 +50,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
     return {
         "path": str(checkpoint.path),
         "kind": checkpoint.kind,
-        "file_bytes": checkpoint.path.stat().st_size,
+        "file_bytes": file_bytes(checkpoint),
         "parameters": parameter_count(checkpoint),
         "weights": checkpoint.stored_dtype,
         "config": asdict(checkpoint.config),
@@ -59,6 +60,13 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
         "metadata": {key: _plain(value) for key, value in checkpoint.metadata.items()},
         "tensors": [asdict(tensor) for tensor in checkpoint.tensors],
     }
+
+
+def file_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of the file, or of all tensors in a directory's files."""
+    if checkpoint.path.is_file():
+        return checkpoint.path.stat().st_size
+    return sum(tensor.nbytes for tensor in checkpoint.tensors)
 
 
 def cache_costs(checkpoint: Checkpoint) -> dict[str, float | str]:

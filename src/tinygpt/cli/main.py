@@ -22,7 +22,12 @@ FAILED, REFUSED = 1, 2
 BOUNDED = "--kv-quantize int8 --streaming-llm-window 1024"
 
 COMMANDS = {  # name: the module that has a command of that name, its line in --help
+    "attention": ("tinygpt.cli.attention", "Draw where a model looks, and what a cache keeps."),
+    "bench": ("tinygpt.cli.bench", "Measure speed and memory by cache and length of the prompt."),
+    "convert": ("tinygpt.cli.convert", "Write any model as one .tinygpt file, or for others."),
+    "eval": ("tinygpt.cli.eval", "Measure what a cache costs in quality and saves in bytes."),
     "inspect": ("tinygpt.cli.inspect", "Show what is in a model file and what its cache costs."),
+    "plot": ("tinygpt.cli.plot", "Draw what eval and bench have measured."),
     "sample": ("tinygpt.cli.sample", "Generate text, for as long as asked, in bounded memory."),
 }
 

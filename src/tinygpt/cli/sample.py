@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from tinygpt.cli.output import TextOutput, check_writable, note
-from tinygpt.cli.prompt import read_prompt
-from tinygpt.cli.sample_options import build_options, sample_options
+from tinygpt.cli.prompt import Prompt, PromptSource, read_prompt
+from tinygpt.cli.sample_options import DEMO_PROMPT, build_options, sample_options
 from tinygpt.cli.signals import Signals
 
 
@@ -24,9 +24,11 @@ from tinygpt.cli.signals import Signals
 def sample(context: click.Context, /, **_: object) -> int:
     """Generate text from MODEL, a .tinygpt or .gguf file.
 
-    The text goes to stdout, the prompt first; everything else goes to stderr.
+    The text goes to stdout, the prompt first; everything else goes to stderr. Without MODEL, a
+    small one of English novels that is a part of this program goes on from a prompt of its own.
 
     \b
+    tinygpt sample
     tinygpt sample model.tinygpt --prompt "Once upon a time" --temperature 0
     tinygpt sample model.gguf --chat --prompt "Why is the sky blue?" --seed 7
     tinygpt sample model.gguf --kv-quantize int8 --streaming-llm-sink 4 \\
@@ -42,6 +44,8 @@ def sample(context: click.Context, /, **_: object) -> int:
     output = TextOutput()
     say = (lambda line: None) if options.quiet else note
     prompt = read_prompt(options.source)
+    if context.params["model"] is None and prompt == Prompt() and options.source == PromptSource():
+        prompt = Prompt(text=DEMO_PROMPT)
     use_device(options.device)
     session = open_session(options, prompt, say)
     return Run(options, session, output, say, signals).go(prompt)

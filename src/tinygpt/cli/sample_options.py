@@ -19,6 +19,9 @@ from tinygpt.text_stream import check_stop
 
 F = TypeVar("F", bound=Callable[..., object])
 
+# What is sampled where no MODEL is given: a small model of novels, inside the package.
+DEMO_MODEL = Path(__file__).parents[1] / "data" / "demo.tinygpt"
+DEMO_PROMPT = "The morning was fine, and Miss Elton had"
 UNLIMITED = "unlimited"
 DEFAULT_TOKENS = 200
 WEIGHTS_DTYPES = ("fp32", "fp16", "bf16", "packed")
@@ -157,20 +160,16 @@ def build_options(context: click.Context) -> SampleOptions:
     """The checked options of a parsed command line.
 
     Raises:
-        ConfigError: no model, a value out of range, or options that cannot go together.
+        ConfigError: a value out of range, or options that cannot go together.
     """
     values = context.params
-    if values["model"] is None:
-        raise ConfigError(
-            "no MODEL given; name a .tinygpt or .gguf file: tinygpt sample model.tinygpt"
-        )
     check_stop(values["stop"])
     cache = {flag.key: values[_parameter(flag)] for flag in FLAGS if _given(context, flag)}
     if values["no_cache"] and cache:
         flag = next(flag.flag for flag in FLAGS if flag.key in cache)
         raise ConfigError(f"--no-cache leaves {flag} nothing to act on; leave out one of them")
     return SampleOptions(
-        model=values["model"],
+        model=values["model"] or DEMO_MODEL,
         source=_pick(PromptSource, values),
         sampling=_pick(SamplingOptions, values),
         cache=cache,

@@ -76,8 +76,17 @@ def open_session(options: SampleOptions, prompt: Prompt, say: Say) -> Session:
     say(f"loaded {options.model.name} in {seconds:.2f} s · {parameters} parameters")
     for line in notes_before(options, config, layout, resolved, len(ids)):
         say(line)
-    cache = KVCache(resolved.spec, model.cache_layout()) if options.use_cache else None
+    length = text_length(resolved.spec, len(ids), options.tokens)
+    cache = KVCache(resolved.spec, model.cache_layout(length)) if options.use_cache else None
     return Session(model, tokenizer, ids, cache, resolved.prefill_chunk)
+
+
+def text_length(spec: CacheSpec, prompt_tokens: int, tokens: int | None) -> int | None:
+    """The longest distance that a query is going to see, in tokens; None: as the context says."""
+    total = None if tokens is None else prompt_tokens + tokens
+    if spec.held is not None and spec.positions == "rolling":
+        return spec.held if total is None else min(total, spec.held)
+    return total
 
 
 def parameter_count(checkpoint: Checkpoint) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 import numpy as np
@@ -71,6 +72,31 @@ class Checkpoint(Protocol):
             UnsupportedError: it is of a kind that this version does not read.
         """
         ...
+
+
+@runtime_checkable
+class StreamedCheckpoint(Protocol):
+    """A checkpoint that can give its tensors one at a time, without holding the others."""
+
+    def iter_weights(self, dtype: str) -> Iterator[dict[str, mx.array]]:
+        """What `read_weights` gives, a tensor at a time: itself, or weight, scales and biases."""
+        ...
+
+
+def iter_weights(checkpoint: Checkpoint, dtype: str) -> Iterator[dict[str, mx.array]]:
+    """The checkpoint's tensors one after another; it reads them all first if it has to.
+
+    Raises:
+        ConfigError: as `Checkpoint.read_weights`.
+    """
+    if isinstance(checkpoint, StreamedCheckpoint):
+        yield from checkpoint.iter_weights(dtype)
+        return
+    weights = checkpoint.read_weights(dtype)
+    for tensor in checkpoint.tensors:
+        base = tensor.name.removesuffix(".weight")
+        names = (tensor.name, f"{base}.scales", f"{base}.biases")
+        yield {name: weights.pop(name) for name in names if name in weights}
 
 
 def float_dtype(dtype: str) -> mx.Dtype:

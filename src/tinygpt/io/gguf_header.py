@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.checkpoint import shown
-from tinygpt.io.gguf_blocks import TENSOR_TYPES, TensorType, type_name
+from tinygpt.io.gguf_types import TENSOR_TYPES, TensorType, type_name
 
 MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32  # bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io import gguf_header, tinygpt_header
 from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, float_dtype
 from tinygpt.io.gguf import open_gguf
+from tinygpt.io.huggingface import open_huggingface
 from tinygpt.io.tinygpt_file import open_tinygpt
 
 if TYPE_CHECKING:
@@ -21,19 +24,21 @@ if TYPE_CHECKING:
     from tinygpt.tokenizer import Tokenizer
 
 WEIGHTS_DTYPES = (*FLOAT_DTYPES, PACKED)
-_READS = ".tinygpt and GGUF files"
+_READS = ".tinygpt and GGUF files and Hugging Face directories"
 _ADAPTER = b"TGLA"
 _ZIP = b"PK\x03\x04"
 _LFS = b"version https://git-lfs"
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Check a model file without reading its weights.
+    """Check a model file or directory without reading its weights.
 
     Raises:
         CheckpointError: no such file, not a model file, or one that says things that are not true.
         UnsupportedError: a kind of file or of model that this version does not read.
     """
+    if _is_directory(path):
+        return open_huggingface(path)
     head = _first_bytes(path)
     if head.startswith(tinygpt_header.MAGIC):
         return open_tinygpt(path)
@@ -81,18 +86,29 @@ def weights_form(checkpoint: Checkpoint, weights_dtype: str | None = None) -> We
     """The form that `load_model` is going to give; nothing is read."""
     on_gpu = mx.default_device().type == mx.DeviceType.gpu
     stored = weights_dtype or fastest_dtype(checkpoint.stored_dtype, on_gpu)
-    packed = mx.float16 if on_gpu else mx.float32
+    half = mx.bfloat16 if _is_bf16(checkpoint) else mx.float16
+    packed = half if on_gpu else mx.float32
     compute = packed if stored == PACKED else float_dtype(stored)
-    is_bf16 = checkpoint.stored_dtype == "bf16" or compute == mx.bfloat16
-    return WeightsForm(stored, compute, mx.bfloat16 if is_bf16 else mx.float16)
+    return WeightsForm(stored, compute, mx.bfloat16 if compute == mx.bfloat16 else half)
 
 
-def layout_of(checkpoint: Checkpoint, weights_dtype: str | None = None) -> CacheLayout:
-    """The cache layout that the model is going to have once it is loaded."""
+def _is_bf16(checkpoint: Checkpoint) -> bool:
+    """Whether the model was trained in bfloat16: fp16 may overflow in it."""
+    kinds = {checkpoint.stored_dtype, *(tensor.dtype for tensor in checkpoint.tensors)}
+    return "bf16" in kinds
+
+
+def layout_of(
+    checkpoint: Checkpoint, weights_dtype: str | None = None, tokens: int | None = None
+) -> CacheLayout:
+    """The cache layout that the model is going to have once it is loaded.
+
+    `tokens` as for `Transformer.cache_layout`.
+    """
     from tinygpt.models.transformer import cache_layout
 
     form = weights_form(checkpoint, weights_dtype)
-    return cache_layout(checkpoint.config, form.compute, form.half)
+    return cache_layout(checkpoint.config, form.compute, form.half, tokens)
 
 
 def fastest_dtype(stored: str, on_gpu: bool) -> str:
@@ -112,26 +128,33 @@ def _unify_floats(weights: dict[str, mx.array], dtype: mx.Dtype) -> None:
     mx.eval(weights)
 
 
-def _first_bytes(path: Path) -> bytes:
-    try:
+def _is_directory(path: Path) -> bool:
+    """Whether it is one; what is neither a directory nor a regular file is refused."""
+    with _refusing(path):
         mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise UnsupportedError(
-                f"{path}: is a directory; this version reads {_READS}, Hugging Face directories "
-                "come later"
-            )
-        if not stat.S_ISREG(mode):
-            raise CheckpointError(f"{path}: is not a regular file; give {_READS}")
-        with path.open("rb") as file:
-            head = file.read(32)
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise CheckpointError(f"{path}: is not a regular file; give {_READS}")
+    return stat.S_ISDIR(mode)
+
+
+def _first_bytes(path: Path) -> bytes:
+    with _refusing(path), path.open("rb") as file:
+        head = file.read(32)
+    if not head:
+        raise CheckpointError(f"{path}: is empty; this version reads {_READS}")
+    return head
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """What cannot be opened is refused with the system's reason."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"{path}: cannot be opened ({reason})") from error
-    if not head:
-        raise CheckpointError(f"{path}: is empty; this version reads {_READS}")
-    return head
 
 
 def _refusal(path: Path, head: bytes) -> CheckpointError | UnsupportedError:
@@ -148,8 +171,8 @@ def _refusal(path: Path, head: bytes) -> CheckpointError | UnsupportedError:
         )
     if len(head) > 8 and head[8:9] == b"{" and head[6:8] == b"\0\0":
         return UnsupportedError(
-            f"{path}: looks like safetensors, which holds no configuration; this version reads "
-            f"{_READS}"
+            f"{path}: looks like safetensors, which holds no configuration; give the directory "
+            "that also has its config.json"
         )
     return CheckpointError(
         f"{path}: starts with {head[:4]!r}, which is no model file; give {_READS}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -11,6 +13,7 @@ import tokenizers
 from tinygpt.errors import CheckpointError
 from tinygpt.tokenizer import HFTokenizer, TokenizerOptions, end_ids
 
+LARGEST_ID = 2**24 - 1
 _PROBE = "a b"  # a text for learning what a tokenizer adds to one
 
 
@@ -65,16 +68,52 @@ def _options(
 
 
 def _inner_from_json(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer, after it has encoded one text: some damage shows only then."""
     try:
-        inner = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        inner.encode(_PROBE)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library raises bare Exception, and BaseException on panics
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path}: not a readable tokenizer ({reason})") from error
+    return inner_from_text(str(path), text)
+
+
+def inner_from_text(where: str, text: str) -> tokenizers.Tokenizer:
+    """The tokenizer of a tokenizer.json, after it has encoded one text: some damage shows only
+    then.
+
+    Raises:
+        CheckpointError: it is damaged; `where` says which one.
+    """
+    try:
+        with _silent_stderr():
+            inner = tokenizers.Tokenizer.from_str(text)
+            inner.encode(_PROBE)
+    except BaseException as error:  # the library raises bare Exception, and BaseException on panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{where}: not a readable tokenizer ({reason})") from error
+    highest = max(inner.get_vocab(with_added_tokens=True).values(), default=0)
+    if highest > LARGEST_ID:  # the library counts up to it, for minutes
+        raise CheckpointError(f"{where}: has the id {highest}, expected at most {LARGEST_ID}")
     return inner
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Send file descriptor 2 nowhere: the library reports its panics there, in many lines."""
+    try:
+        before = os.dup(2)
+    except OSError:  # stderr is closed
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
 
 
 def _read_object(path: Path) -> dict[str, object]:

@@ -1,6 +1,8 @@
-"""One decoder for every family: LayerNorm/GELU/learned positions, or RMSNorm/SwiGLU/RoPE."""
+"""One decoder for every family; what differs between them is in `ModelConfig`."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import mlx.core as mx
 from mlx import nn
@@ -8,15 +10,14 @@ from mlx import nn
 from tinygpt.cache import CacheLayout, CacheSpec, KVCache, LayerLayout
 from tinygpt.errors import CacheError, CheckpointError
 from tinygpt.models.config import ModelConfig
-from tinygpt.models.layers import Block, make_norm
-
-GROUP = 32  # weights of a packed layer that share a scale; what GGUF blocks have
+from tinygpt.models.layers import Block, make_norm, make_rms_norm
 
 
 class Transformer(nn.Module):
     """The decoder that `config` describes with `weights`, named as in `.tinygpt` files.
 
-    A linear layer or the token embedding may come packed, as `weight`, `scales` and `biases`.
+    A linear layer or the token embedding may come packed, as `weight`, `scales` and `biases`, in
+    groups and bits of its own.
     `half` is the type of what a packed cache does not pack.
 
     Raises:
@@ -36,7 +37,7 @@ class Transformer(nn.Module):
         if config.rope is None:
             self.position_embedding = nn.Embedding(config.context, config.model_dim)
         if config.embedding_norm:
-            self.embed_norm = nn.RMSNorm(config.model_dim, eps=config.norm_eps)
+            self.embed_norm = make_rms_norm(config, config.model_dim)
         self.blocks = [Block(config) for _ in range(config.layers)]
         self.ln_final = make_norm(config)
         if not config.tie_embeddings:
@@ -45,10 +46,8 @@ class Transformer(nn.Module):
         self.freeze()
 
     def _load(self, weights: dict[str, mx.array]) -> None:
-        packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
-        if packed:
-            packings = {name: _packing(weights, name) for name in packed}
-            nn.quantize(self, class_predicate=lambda name, _: packings.get(name, False))
+        if any(name.endswith(".scales") for name in weights):
+            nn.quantize(self, class_predicate=lambda name, layer: _packing(weights, name, layer))
         try:
             self.load_weights(list(weights.items()), strict=True)
         except ValueError as error:
@@ -61,9 +60,9 @@ class Transformer(nn.Module):
         weight: mx.array = self.ln_final.weight
         return weight.dtype
 
-    def cache_layout(self) -> CacheLayout:
-        """Which layers own keys and values, for `KVCache`."""
-        return cache_layout(self.config, self.dtype, self._half)
+    def cache_layout(self, tokens: int | None = None) -> CacheLayout:
+        """Which layers own keys and values, for `KVCache`; see the function of this name."""
+        return cache_layout(self.config, self.dtype, self._half, tokens)
 
     def __call__(
         self, ids: mx.array, cache: KVCache | None = None, *, last: int | None = None
@@ -76,7 +75,7 @@ class Transformer(nn.Module):
             CacheError: a learned position past the model's context.
         """
         if cache is None:
-            cache = KVCache(CacheSpec(), self.cache_layout())
+            cache = KVCache(CacheSpec(), self.cache_layout(ids.shape[1]))
         x = self._embed(ids, cache.position)
         for block, entry in zip(self.blocks, cache.layers, strict=True):
             x = block(x, entry)
@@ -86,10 +85,14 @@ class Transformer(nn.Module):
         x = self.ln_final(x)
         tied = self.config.tie_embeddings
         logits: mx.array = self.token_embedding.as_linear(x) if tied else self.lm_head(x)
-        return logits.astype(mx.float32)
+        logits = logits.astype(mx.float32)
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * mx.tanh(logits / cap)
 
     def _embed(self, ids: mx.array, first: int) -> mx.array:
         x: mx.array = self.token_embedding(ids)
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
         if self.config.embedding_norm:
             x = self.embed_norm(x)
         if self.config.rope is not None:
@@ -103,13 +106,35 @@ class Transformer(nn.Module):
         return x + self.position_embedding.weight[first:end]
 
 
-def _packing(weights: dict[str, mx.array], name: str) -> dict[str, int]:
-    """Group and bits of the packed layer `name`; inputs = words · 32/bits = scales · group."""
-    words, scales = (weights[f"{name}.{part}"].shape[-1] for part in ("weight", "scales"))
-    return {"group_size": GROUP, "bits": 32 * words // (scales * GROUP)}
+def _packing(
+    weights: dict[str, mx.array], name: str, layer: nn.Module
+) -> dict[str, int] | Literal[False]:
+    """Group and bits of the layer `name`, False where it is not packed."""
+    scales = weights.get(f"{name}.scales")
+    if scales is None or not hasattr(layer, "to_quantized"):
+        return False
+    inputs, words = layer.weight.shape[-1], weights[f"{name}.weight"].shape[-1]
+    return {"group_size": inputs // scales.shape[-1], "bits": 32 * words // inputs}
 
 
-def cache_layout(config: ModelConfig, dtype: mx.Dtype, half: mx.Dtype) -> CacheLayout:
-    """The cache layout of a model that is not loaded yet."""
-    layer = LayerLayout(config.kv_heads, config.head_dim, config.rope, config.sliding_window)
-    return CacheLayout((layer,) * config.layers, dtype, half)
+def cache_layout(
+    config: ModelConfig, dtype: mx.Dtype, half: mx.Dtype, tokens: int | None = None
+) -> CacheLayout:
+    """The cache layout of a model that is not loaded yet.
+
+    `tokens` is how long the text is going to be, or how much of it the cache holds: some rotations
+    depend on it (`RopeConfig.for_length`). None: as long as the model's context.
+    """
+    length = config.context if tokens is None else tokens
+
+    def layer(index: int) -> LayerLayout:
+        rope = config.layer_rope(index)
+        return LayerLayout(
+            config.kv_heads,
+            config.head_dim,
+            None if rope is None else rope.for_length(length),
+            config.layer_window(index),
+            config.attention_softcap,
+        )
+
+    return CacheLayout(tuple(map(layer, range(config.layers))), dtype, half)

@@ -1,0 +1,233 @@
+"""Makes docs/results.md out of the JSON files that `reproduce.sh` has written.
+
+    python scripts/results_page.py docs/results > docs/results.md
+
+Every number of the page comes from a file; a file that is missing leaves out its section.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+HEAD = """# Results
+
+Every table here is the output of `scripts/reproduce.sh`, written by `scripts/results_page.py` from
+the files in `docs/results/`. Bytes are those of all allocated arrays, in decimal units.
+"""
+TEXTS = {
+    "emma": "*Emma*",
+    "prideprejudice": "*Pride and Prejudice*",
+    "own": "this project's own documents and source, which no model has seen",
+}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column to the left, the others to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def code(text: str) -> str:
+    return f"`{text}`"
+
+
+def number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e6:.2f} MB"
+
+
+def bytes_section(found: dict) -> str:
+    shape = found["shape"]
+    lengths = sorted({row["tokens"] for row in found["bytes"]})
+    cells = {(row["cache"], row["tokens"]): row["bytes"] for row in found["bytes"]}
+    caches = dict.fromkeys(row["cache"] for row in found["bytes"])
+    rows = [[code(c), *(megabytes(cells[c, length]) for length in lengths)] for c in caches]
+    return (
+        f"## Bytes of a cache\n\nFor {shape['layers']} layers × {shape['kv_heads']} heads × "
+        f"{shape['head_dim']} channels, after so many tokens.\n\n"
+        + table(["cache", *map(str, lengths)], rows)
+    )
+
+
+def greedy_section(found: dict) -> str:
+    caches = dict.fromkeys(match["cache"] for match in found["greedy"])
+    rows = []
+    for cache in caches:
+        own = [match for match in found["greedy"] if match["cache"] == cache]
+        share = sum(match["matched"] for match in own) / sum(match["tokens"] for match in own)
+        margins = [match["margin"] for match in own if match["margin"] is not None]
+        each = [f"{match['matched']}/{match['tokens']}" for match in own]
+        rows.append([code(cache), *each, f"{share:.1%}", number(max(margins, default=None), ".4f")])
+    prompts = dict.fromkeys(match["prompt"] for match in found["greedy"])
+    return (
+        "## Greedy tokens that are the full cache's\n\nUp to the first difference. The margin is "
+        "by how much the full cache's logits prefer their token there, at most.\n\n"
+        + table(["cache", *(f"{prompt}…" for prompt in prompts), "all", "margin"], rows)
+    )
+
+
+def smoke_section(files: dict[str, dict]) -> str:
+    rows = [
+        [
+            what,
+            str(run["generated_tokens"]),
+            megabytes(run["cache"]["bytes"]),
+            str(run["cache"]["held"]),
+            f"{run['decode_tokens_per_second']:.1f}",
+            run["finish_reason"],
+        ]
+        for what, run in files.items()
+    ]
+    head = ["int8", "tokens", "cache", "held", "tokens/s", "ended by"]
+    return "## The 500-token smoke test\n\n" + table(head, rows)
+
+
+def quality_rows(found: dict) -> list[list[str]]:
+    return [
+        [
+            code(one["cache"]),
+            str(one["tokens"]),
+            number(one["perplexity"], ".3f"),
+            number(one["perplexity_se"], ".3f"),
+            number(one["bits_per_byte"], ".4f"),
+            number(one["kl_mean"], ".2g"),
+            number(one["kl_p99"], ".2g"),
+            number(one["kl_max"], ".2g"),
+            number(one["top1"], ".2%"),
+            megabytes(one["bytes"]),
+            number(one["bytes_per_token"], ",.0f"),
+        ]
+        for one in found["results"]
+    ]
+
+
+QUALITY_HEAD = "cache tokens perplexity ± bits/byte KL-mean KL-p99 KL-max top-1 held bytes/token"
+
+
+def kivi_section(found: dict, text: str) -> str:
+    return (
+        f"## Precision, on {TEXTS[text]}\n\nKL and top-1 against the full cache of the same "
+        "weights. Rows of mlx-lm are its own caches in its own model code on these weights.\n\n"
+        + table(QUALITY_HEAD.split(), quality_rows(found))
+    )
+
+
+def windows_section(found: dict) -> str:
+    starts = sorted({part["start"] for one in found["results"] for part in one["by_position"]})
+    stops = {part["start"]: part["stop"] for one in found["results"] for part in one["by_position"]}
+    rows = []
+    for one in found["results"]:
+        by_start = {part["start"]: part["perplexity"] for part in one["by_position"]}
+        rows.append([code(one["cache"]), *(number(by_start.get(at), ".2f") for at in starts)])
+    head = ["perplexity at", *(f"{at:,}–{stops[at]:,}" for at in starts)]
+    return (
+        f"## Bounded caches, on {TEXTS['emma']}\n\nThe full cache ends at the model's context of "
+        f"{found['context']:,} tokens.\n\n"
+        + table(QUALITY_HEAD.split(), quality_rows(found))
+        + "\n"
+        + table(head, rows)
+    )
+
+
+def passkey_section(found: dict) -> str:
+    cells = {(one["cache"], one["length"], one["depth"]): one for one in found["passkey"]}
+    depths = sorted({one["depth"] for one in found["passkey"]})
+    rows = []
+    for cache, length in dict.fromkeys((one["cache"], one["length"]) for one in found["passkey"]):
+        hits = (cells.get((cache, length, depth)) for depth in depths)
+        shown = ("–" if one is None else f"{one['hits']}/{one['trials']}" for one in hits)
+        rows.append([code(cache), f"{length:,}", *shown])
+    return "## Passkey retrieval\n\nKeys found, by how deep they lie in the text.\n\n" + table(
+        ["cache", "tokens", *map(str, depths)], rows
+    )
+
+
+def bench_section(found: dict) -> str:
+    rows = [
+        [
+            code(one["cache"]),
+            f"{one['length']:,}",
+            f"{one['prefill_tokens_per_second']:.0f}",
+            f"{1000 * one['first_token_seconds']:.0f}",
+            f"{one['decode_tokens_per_second']:.1f}",
+            *(f"{1000 * one[f'latency_p{p}']:.1f}" for p in (50, 90, 99)),
+            number(1000 * one["decode_floor_seconds"], ".1f"),
+            megabytes(one["bytes"]),
+            megabytes(one["peak_bytes"]),
+        ]
+        for one in found["bench"]
+    ]
+    head = ["cache", "prompt", "prefill tok/s", "first token ms", "decode tok/s", "p50 ms", "p90"]
+    text = (
+        f"## Speed\n\nMedians of alternated runs, {found['tokens']} tokens each. The floor is the "
+        f"time to read the weights and the cache once, at the {found['bandwidth'] / 1e9:.1f} GB/s "
+        "that were measured in the same run.\n\n"
+        + table([*head, "p99", "floor ms", "cache", "peak"], rows)
+    )
+    if not found["pairs"]:
+        return text
+    pairs = [
+        [
+            code(one["cache"]),
+            f"{one['length']:,}",
+            *(_ratios(one[k]) for k in ("prefill", "decode")),
+        ]
+        for one in found["pairs"]
+    ]
+    head = ["times as fast as mlx-lm", "prompt", "prefill, pair by pair", "decode, pair by pair"]
+    return text + "\n" + table(head, pairs)
+
+
+def long_section(found: dict) -> str:
+    rows = [
+        [
+            f"{row['tokens']:,}",
+            f"{row['seconds']:.2f}",
+            f"{row['bytes']:,}",
+            megabytes(row["peak_bytes"]),
+        ]
+        for row in found["long"]
+    ]
+    return (
+        f"## A long generation on {found['model']}\n\nWith `{found['cache']}`. Seconds are those "
+        "of the last thousand tokens, the peak is the highest within them.\n\n"
+        + table(["tokens", "seconds", "cache bytes", "peak memory"], rows)
+    )
+
+
+def _ratios(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+SECTIONS: dict[str, Callable[[dict], str]] = {
+    "bytes": bytes_section,
+    "greedy": greedy_section,
+    **{f"kivi_{text}": lambda found, text=text: kivi_section(found, text) for text in TEXTS},
+    "windows": windows_section,
+    "passkey": passkey_section,
+    "bench": bench_section,
+    "long_demo": long_section,
+    "long_smollm2": long_section,
+}
+SMOKE = {"smoke_plain": "all tokens", "smoke_streaming": "4 + 256"}
+
+
+def page(directory: Path) -> str:
+    """The whole page from the files in `directory`."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+    parts = [HEAD]
+    parts += [section(found[name]) for name, section in SECTIONS.items() if name in found]
+    smoke = {what: found[name] for name, what in SMOKE.items() if name in found}
+    if smoke:
+        parts.append(smoke_section(smoke))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(Path(sys.argv[1])))

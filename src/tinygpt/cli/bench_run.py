@@ -1,0 +1,208 @@
+"""One benchmark: race the caches, print what was run, also after Ctrl-C."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from tinygpt import __version__
+from tinygpt.cache import CacheSpec
+from tinygpt.cli.eval_inputs import advise, read_caches
+from tinygpt.cli.eval_table import NONE, aligned
+from tinygpt.cli.output import TextOutput, note, write_json
+from tinygpt.cli.progress import Progress, stderr_is_terminal
+from tinygpt.cli.report import size
+from tinygpt.cli.signals import Interrupted, Signals
+from tinygpt.errors import ConfigError
+from tinygpt.evaluate.bench import BenchResult, Ours, Pair, Race, pairs, run_races, summarise
+from tinygpt.evaluate.mlx_lm import MlxLm
+from tinygpt.evaluate.roofline import bandwidth, decode_floor, prefill_floor, weight_bytes
+from tinygpt.generate import PREFILL_CHUNK
+from tinygpt.io.load import layout_of, load_model, open_checkpoint
+
+CACHES = ("full", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """One `tinygpt bench` command line; lengths are tokens."""
+
+    model: Path
+    cache: tuple[str, ...]
+    lengths: tuple[int, ...]
+    tokens: int
+    repeat: int
+    versus: str | None
+    roofline: bool
+    json: Path | None
+    seed: int
+    device: str | None
+    weights_dtype: str | None
+
+
+def build_options(values: Mapping[str, object]) -> BenchOptions:
+    """The options of a parsed command line; ConfigError without a model."""
+    if values["model"] is None:
+        raise ConfigError(
+            "no MODEL given; name a .tinygpt or .gguf file: tinygpt bench model.tinygpt"
+        )
+    return BenchOptions(**{field.name: values[field.name] for field in fields(BenchOptions)})  # type: ignore[arg-type]
+
+
+class BenchRun:
+    """Races what one command line asks for. `go` is called once.
+
+    Raises:
+        TinyGPTError: the request or the model is refused; nothing has been run.
+    """
+
+    def __init__(self, options: BenchOptions, signals: Signals) -> None:
+        self._options, self._signals = options, signals
+        checkpoint = open_checkpoint(options.model)
+        config = checkpoint.config
+        layout = layout_of(checkpoint, options.weights_dtype)
+        caches = read_caches(options.cache or CACHES, False, layout, config, note)
+        for name, spec in caches.items():
+            if config.rope is None and spec.held is None:
+                _check_length(name, max(options.lengths) + options.tokens, config.context)
+        self._model = load_model(checkpoint, options.weights_dtype)
+        self._races = self._line_up(caches)
+        rng = np.random.default_rng(options.seed)
+        self._prompts = {
+            length: [int(token) for token in rng.integers(0, config.vocab_size, length)]
+            for length in options.lengths
+        }
+        self._done = 0
+        total = sum(race.length + options.tokens for race in self._races) * options.repeat
+        advise(note)
+        self._progress = Progress("bench", total, stderr_is_terminal())
+
+    def go(self, output: TextOutput) -> int:
+        """Run, print, and return the exit status."""
+        options = self._options
+        self._signals.patient = True
+        rate = bandwidth() if options.roofline else None
+        try:
+            run_races(self._races, self._prompts, options.tokens, options.repeat, self._reach)
+        except Interrupted:
+            note("interrupted; what is done follows")
+        finally:
+            self._progress.close()
+        if rate is not None:
+            rate = max(rate, bandwidth())  # the machine may have been busy with something else
+        results = [summarise(race) for race in self._races if race.timings]
+        duels = pairs(self._races)
+        if results:
+            output.write(bench_table(results, self._floors(results, rate)))
+        if duels:
+            output.write("\n" + pair_table(duels))
+        if rate is not None:
+            output.write(
+                f"\nmemory bandwidth: {size(rate)}/s, the best of products before and after\n"
+            )
+        if options.json is not None:
+            write_json(options.json, self._json(results, duels, rate))
+        return self._signals.status
+
+    def _line_up(self, caches: Mapping[str, CacheSpec]) -> list[Race]:
+        """A race for each length and cache, its rival's right after it."""
+        peer = MlxLm(self._model) if self._options.versus else None
+        races = []
+        for length in self._options.lengths:
+            for name, spec in caches.items():
+                race = Race(name, length, Ours(self._model, spec))
+                races.append(race)
+                reason = None if peer is None else peer.refuses(spec)
+                if peer is not None and reason is None:
+                    race.rival = f"mlx-lm {name}"
+                    races.append(Race(race.rival, length, peer.racer(spec)))
+                elif reason is not None and length == self._options.lengths[0]:
+                    note(f"{name}: mlx-lm {reason}")
+        return races
+
+    def _reach(self, tokens: int) -> None:
+        self._done += tokens
+        self._progress.reach(self._done)
+        self._signals.check()
+
+    def _floors(
+        self, results: list[BenchResult], rate: float | None
+    ) -> list[tuple[float, float]] | None:
+        """Seconds for the prefill and for one token that the bandwidth allows, for each result."""
+        if rate is None:
+            return None
+        weights = weight_bytes(self._model)
+        return [
+            (
+                prefill_floor(weights, one.bytes, rate, -(-one.length // PREFILL_CHUNK)),
+                decode_floor(weights, one.bytes, rate),
+            )
+            for one in results
+        ]
+
+    def _json(
+        self, results: list[BenchResult], duels: list[Pair], rate: float | None
+    ) -> dict[str, object]:
+        floors = self._floors(results, rate)
+        on_gpu = mx.default_device() == mx.Device(mx.gpu)
+        return {
+            "version": __version__,
+            "model": str(self._options.model),
+            "device": "gpu" if on_gpu else "cpu",
+            "tokens": self._options.tokens,
+            "bandwidth": rate,
+            "bench": [
+                {
+                    **asdict(one),
+                    "prefill_floor_seconds": floors[at][0] if floors else None,
+                    "decode_floor_seconds": floors[at][1] if floors else None,
+                }
+                for at, one in enumerate(results)
+            ],
+            "pairs": [asdict(duel) for duel in duels],
+        }
+
+
+def bench_table(results: list[BenchResult], floors: list[tuple[float, float]] | None) -> str:
+    """A line for each cache and length; times in milliseconds."""
+    head = ["cache", "prompt", "prefill tok/s", "first ms", "decode tok/s", "p50 ms", "p90", "p99"]
+    rows = [[*head, "bytes", "peak", *(["≥ first ms", "≥ token ms"] if floors else [])]]
+    for at, one in enumerate(results):
+        latencies = (one.latency_p50, one.latency_p90, one.latency_p99)
+        rows.append(
+            [
+                one.cache,
+                str(one.length),
+                f"{one.prefill_tokens_per_second:.1f}",
+                f"{1000 * one.first_token_seconds:.1f}",
+                f"{one.decode_tokens_per_second:.1f}",
+                *(f"{1000 * seconds:.2f}" for seconds in latencies),
+                size(one.bytes),
+                size(one.peak_bytes),
+                *(f"{1000 * seconds:.2f}" for seconds in (floors[at] if floors else ())),
+            ]
+        )
+    return aligned(rows)
+
+
+def pair_table(duels: list[Pair]) -> str:
+    """How many times as fast each pair of runs was, and the median."""
+    rows = [["times as fast as", "prompt", "prefill", "decode", "pairs of decode"]]
+    for duel in duels:
+        each = " ".join(f"{ratio:.2f}" for ratio in duel.decode) or NONE
+        medians = (statistics.median(ratios) for ratios in (duel.prefill, duel.decode))
+        rows.append([duel.rival, str(duel.length), *(f"{middle:.2f}" for middle in medians), each])
+    return aligned(rows)
+
+
+def _check_length(name: str, tokens: int, context: int) -> None:
+    if tokens > context:
+        raise ConfigError(
+            f"--lengths and --tokens make {tokens}, and {name} holds at most this model's "
+            f"{context} learned positions; take fewer, or a cache with a window"
+        )

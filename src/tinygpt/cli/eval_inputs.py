@@ -1,0 +1,117 @@
+"""From a checked `tinygpt eval` command line to a model, caches and texts; refusals come early."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from tinygpt.blas import advice
+from tinygpt.cache import CacheSpec
+from tinygpt.cache.layout import CacheLayout
+from tinygpt.cli.eval_options import EvalOptions
+from tinygpt.cli.prompt import STDIN, decode_utf8
+from tinygpt.errors import ConfigError
+from tinygpt.evaluate.cache_text import FULL, GRID, read_cache
+from tinygpt.evaluate.greedy import PROMPTS
+from tinygpt.evaluate.quality import Text
+from tinygpt.io.load import layout_of, load_model, open_checkpoint
+from tinygpt.models.config import ModelConfig
+from tinygpt.models.transformer import Transformer
+from tinygpt.tokenizer import Tokenizer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedText:
+    """A text as it was given, limited to `--tokens`."""
+
+    name: str
+    digest: str
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything an evaluation needs, loaded."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    caches: dict[str, CacheSpec]
+    texts: tuple[NamedText, ...]
+    prompts: tuple[str, ...]
+
+
+def open_inputs(options: EvalOptions, say: Say) -> Inputs:
+    """Check the request against the file's header, then load the weights.
+
+    Raises:
+        TinyGPTError: the file, a text, a prompt or a cache is refused.
+    """
+    checkpoint = open_checkpoint(options.model)
+    tokenizer = checkpoint.read_tokenizer(options.tokenizer)
+    layout = layout_of(checkpoint, options.weights_dtype)
+    caches = read_caches(options.cache, options.grid, layout, checkpoint.config, say)
+    texts = tuple(_read_text(name, tokenizer, options.tokens) for name in options.text)
+    prompts = _read_prompts(options.prompts)
+    return Inputs(load_model(checkpoint, options.weights_dtype), tokenizer, caches, texts, prompts)
+
+
+def read_caches(
+    named: tuple[str, ...], grid: bool, layout: CacheLayout, config: ModelConfig, say: Say
+) -> dict[str, CacheSpec]:
+    """The caches by the text that asks for them; those of the grid that cannot be are left out.
+
+    Raises:
+        ConfigError: a named cache cannot be read, or cannot be right with this model.
+    """
+    caches: dict[str, CacheSpec] = {}
+    for text in (part.strip() for part in named or ((FULL,) if not grid else ())):
+        caches[text], notes = read_cache(text, layout, config.context)
+        for note in notes:
+            say(f"{text}: {note}")
+    for text in GRID if grid else ():
+        try:
+            caches.setdefault(text, read_cache(text, layout, config.context)[0])
+        except ConfigError as error:
+            say(f"--grid leaves out {text}: {error}")
+    return caches
+
+
+def _read_text(name: str, tokenizer: Tokenizer, tokens: int | None) -> NamedText:
+    data = read_file(name, "--text")
+    ids = tuple(tokenizer.encode(decode_utf8(data, name))[:tokens])
+    widths = {token: len(tokenizer.token_bytes(token)) for token in set(ids)}
+    text = Text(ids, tuple(widths[token] for token in ids))
+    return NamedText(name, hashlib.sha256(data).hexdigest(), text)
+
+
+def _read_prompts(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return PROMPTS
+    lines = decode_utf8(read_file(str(path), "--prompts"), str(path)).splitlines()
+    prompts = tuple(line for line in lines if line.strip())
+    if not prompts:
+        raise ConfigError(f"--prompts {path} has no prompts; write one a line")
+    return prompts
+
+
+def read_file(name: str, flag: str) -> bytes:
+    """The bytes of a file, or of stdin for `-`; ConfigError if it cannot be read."""
+    try:
+        return sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+    except (OSError, ValueError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or "it is closed"
+        raise ConfigError(f"{flag} {name}: {reason}") from error
+
+
+def advise(say: Say) -> None:
+    """On a CPU, say it where a faster BLAS is to be had."""
+    line = advice()
+    if line is not None and mx.default_device() != mx.Device(mx.gpu):
+        say(line)

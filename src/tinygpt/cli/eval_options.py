@@ -1,0 +1,228 @@
+"""The options of `tinygpt eval`, checked as far as they can be without the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from tinygpt.cli.sample_options import WEIGHTS_DTYPES
+from tinygpt.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., object])
+
+LISTS = ("--text", "--cache")  # options that take several values in a row
+DEPTHS = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
+CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """One `tinygpt eval` command line. Lengths are tokens, depths shares of a text."""
+
+    model: Path
+    text: tuple[str, ...]
+    cache: tuple[str, ...]
+    grid: bool
+    tokens: int | None
+    greedy: int | None
+    prompts: Path | None
+    passkey: bool
+    lengths: tuple[int, ...]
+    depths: tuple[float, ...]
+    trials: int
+    seed: int
+    prefill_chunk: int
+    batch: int
+    versus: str | None
+    csv: Path | None
+    json: Path | None
+    resume: bool
+    tokenizer: Path | None
+    device: str | None
+    weights_dtype: str | None
+
+    def __post_init__(self) -> None:
+        if not (self.text or self.greedy or self.passkey):
+            raise ConfigError(
+                "there is nothing to measure; give --text FILE (perplexity and KL), --greedy N, "
+                "or --passkey"
+            )
+        if self.resume and self.json is None:
+            raise ConfigError("--resume goes on from a JSON file; name it with --json FILE")
+        if self.prompts is not None and not self.greedy:
+            raise ConfigError("--prompts are for the greedy match; add --greedy N")
+
+
+class ListsCommand(click.Command):
+    """A command whose options in `LISTS` take every value up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args, last = repeat_lists(args)
+        if last is not None and not self._names_model(ctx, args):
+            del args[last]  # `--text a MODEL`: the last value is no text
+        return super().parse_args(ctx, args)
+
+    def _names_model(self, ctx: click.Context, args: list[str]) -> bool:
+        values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        return isinstance(values.get("model"), str)
+
+
+def repeat_lists(arguments: list[str]) -> tuple[list[str], int | None]:
+    """`--text a b` as `--text a --text b`, and where the last flag that was added is."""
+    out: list[str] = []
+    flag, added = None, None
+    for before, item in zip(["", *arguments], arguments, strict=False):
+        if item.startswith("-") and item != "-":
+            flag = item if item in LISTS else None
+        elif flag is not None and before != flag:
+            added = len(out)
+            out.append(flag)
+        out.append(item)
+    return out, added
+
+
+def eval_options(command: F) -> F:
+    """Decorate a click command with every option of `tinygpt eval`, in the order of --help."""
+    for option in reversed([*_what(), *_how(), *_where()]):
+        command = option(command)
+    return command
+
+
+def _what() -> list[Callable[[F], F]]:
+    return [
+        click.option("--text", multiple=True, metavar="FILE...", help="Score it; - is stdin."),
+        click.option(
+            "--cache",
+            multiple=True,
+            metavar="SPEC...",
+            help="A cache: int8  int4,group=64  int8,sink=4,window=256.  [default: full]",
+        ),
+        click.option("--grid", is_flag=True, help="Add a set of caches that answers most."),
+        click.option(
+            "--tokens", type=click.IntRange(1), metavar="N", help="Only N tokens of each text."
+        ),
+        click.option(
+            "--greedy",
+            type=click.IntRange(1),
+            metavar="N",
+            help="How many of N greedy tokens are the full cache's.",
+        ),
+        click.option(
+            "--prompts",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Prompts for --greedy, one a line.  [default: four built-in ones]",
+        ),
+        click.option("--passkey", is_flag=True, help="Find a key that is buried in a long text."),
+        click.option(
+            "--lengths",
+            type=parse_numbers(int, "--lengths"),
+            default="512,1024",
+            show_default=True,
+            metavar="N,...",
+            help="Tokens of the texts of --passkey.",
+        ),
+        click.option(
+            "--depths",
+            type=parse_numbers(float, "--depths"),
+            default=DEPTHS,
+            show_default=True,
+            metavar="D,...",
+            help="Where in the text the key lies, from 0 to 1.",
+        ),
+        click.option(
+            "--trials",
+            type=click.IntRange(1),
+            default=1,
+            show_default=True,
+            help="Keys for each depth and length.",
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of keys and filler."),
+    ]
+
+
+def _how() -> list[Callable[[F], F]]:
+    return [
+        click.option(
+            "--prefill-chunk",
+            type=click.IntRange(1),
+            default=CHUNK,
+            show_default=True,
+            metavar="N",
+            help="Tokens computed at a time; it changes memory and speed, not the figures.",
+        ),
+        click.option(
+            "--batch",
+            type=click.IntRange(1),
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="Texts computed in step.",
+        ),
+        click.option(
+            "--versus",
+            type=click.Choice(["mlx-lm"]),
+            help="Score mlx-lm's own caches of the same bits or window too, on the same weights.",
+        ),
+        click.option("--device", type=click.Choice(["cpu", "gpu"]), help="Default: MLX's own."),
+        click.option(
+            "--weights-dtype",
+            type=click.Choice(WEIGHTS_DTYPES),
+            help="Default: what decodes fastest on the device.",
+        ),
+        click.option(
+            "--tokenizer",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            metavar="DIR",
+            help="Use tokenizer.json from there.",
+        ),
+    ]
+
+
+def _where() -> list[Callable[[F], F]]:
+    file = click.Path(path_type=Path)
+    return [
+        click.option("--csv", type=file, metavar="FILE", help="Write the table there too."),
+        click.option("--json", type=file, metavar="FILE", help="Write everything there."),
+        click.option(
+            "--resume", is_flag=True, help="Go on from --json: measure only what is not in it."
+        ),
+    ]
+
+
+Number = TypeVar("Number", int, float)
+
+
+def parse_numbers(kind: type[Number], flag: str) -> Callable[[object], tuple[Number, ...]]:
+    """A parser for numbers apart by commas: lengths from 1 on, depths from 0 to 1."""
+
+    def parse(text: object) -> tuple[Number, ...]:
+        try:
+            values = tuple(kind(part) for part in str(text).split(","))
+        except ValueError:
+            values = ()
+        good = all(value >= 1 if kind is int else 0 <= value <= 1 for value in values)
+        if not values or not good:
+            allowed = "whole numbers from 1 on" if kind is int else "numbers from 0 to 1"
+            raise ConfigError(f"{flag} is {str(text)!r}; it must be {allowed}, apart by commas")
+        return values
+
+    return parse
+
+
+def build_options(context: click.Context) -> EvalOptions:
+    """The checked options of a parsed command line.
+
+    Raises:
+        ConfigError: no model, nothing to measure, or options that cannot go together.
+    """
+    values = context.params
+    if values["model"] is None:
+        raise ConfigError(
+            "no MODEL given; name a .tinygpt or .gguf file: tinygpt eval model.tinygpt --text FILE"
+        )
+    return EvalOptions(**{field.name: values[field.name] for field in fields(EvalOptions)})

@@ -1,0 +1,72 @@
+"""`tinygpt plot`: pictures of what `eval` and `bench` have written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from tinygpt.cli.output import TextOutput
+from tinygpt.errors import ConfigError
+from tinygpt.plot.canvas import FORMATS, check_matplotlib, save
+from tinygpt.plot.results import PICTURES
+
+
+@click.command("plot")
+@click.argument("results", nargs=-1, metavar="RESULT.json...", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    metavar="DIR",
+    help="Write the pictures there.  [default: here]",
+)
+@click.option("--format", "ending", type=click.Choice(FORMATS), default="png", show_default=True)
+def plot(results: tuple[Path, ...], out: Path, ending: str) -> int:
+    """Draw what the JSON files of `tinygpt eval` and `tinygpt bench` hold.
+
+    Perplexity against bytes per token, perplexity by position, latency by context length, and
+    passkeys over depth and length, each where a file has figures for it. Needs matplotlib.
+
+    \b
+    tinygpt plot out.json bench.json -o pictures
+    """
+    if not results:
+        raise ConfigError("no RESULT.json given; name what tinygpt eval --json FILE has written")
+    contents = {path: read_result(path) for path in results}
+    check_matplotlib()
+    out_directory(out)
+    output = TextOutput()
+    for path, content in contents.items():
+        drawn = {name: draw(content) for name, draw in PICTURES.items()}
+        if not any(drawn.values()):
+            raise ConfigError(f"{path} has nothing to draw; it needs results, bench or passkey")
+        for name, figure in drawn.items():
+            if figure is not None:
+                target = out / f"{path.stem}_{name}.{ending}"
+                save(figure, target)
+                output.write(f"{target}\n")
+    return 0
+
+
+def read_result(path: Path) -> Mapping[str, object]:
+    """The object in a JSON file; ConfigError if it is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not JSON"
+        raise ConfigError(f"{path}: {reason}; name what tinygpt eval --json has written") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: is no JSON object; name what tinygpt eval --json has written")
+    return content
+
+
+def out_directory(path: Path) -> None:
+    """Make the directory `path`; ConfigError if that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror}; choose another place") from error

@@ -1,0 +1,1 @@
+"""What a cache costs and saves: measured through the same cached path that `sample` runs."""

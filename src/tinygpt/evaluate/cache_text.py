@@ -1,0 +1,60 @@
+"""Caches as text, `int8,sink=4,window=256`: the options of `tinygpt sample` by their keys."""
+
+from __future__ import annotations
+
+from tinygpt.cache.layout import CacheLayout
+from tinygpt.cache.resolve import resolve_spec
+from tinygpt.cache.spec import FLAGS, PRECISIONS, CacheSpec
+from tinygpt.errors import ConfigError
+
+FULL = "full"
+GRID = (
+    FULL,
+    "fp16",
+    "int8",
+    "int4",
+    "int3",
+    "int2",
+    "sink=0,window=256",
+    "sink=4,window=256",
+    "sink=4,window=256,positions=absolute",
+    "int8,sink=4,window=256",
+    "int4,sink=4,window=256",
+)
+_PARSERS = {flag.key: flag.parse for flag in FLAGS if flag.key != "prefill_chunk"}
+
+
+def parse_cache(text: str) -> dict[str, object]:
+    """The cache flags by key that `text` gives: a precision without a key, then `key=value`.
+
+    Raises:
+        ConfigError: an unknown or repeated key, or a value that `sample` would refuse as well.
+    """
+    given: dict[str, object] = {}
+    for item in (part.strip() for part in text.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            key, value = "precision", item
+        if key not in _PARSERS:
+            raise ConfigError(
+                f"--cache {text!r}: there is no key {key!r}; the keys are {', '.join(_PARSERS)}"
+            )
+        if key in given:
+            raise ConfigError(f"--cache {text!r}: {key} is given twice; give it once")
+        if not equals and item not in PRECISIONS:
+            raise ConfigError(
+                f"--cache {text!r}: {item!r} is neither key=value nor one of the precisions "
+                f"{', '.join(PRECISIONS)}"
+            )
+        given[key] = _PARSERS[key](value)
+    return given
+
+
+def read_cache(text: str, layout: CacheLayout, context: int) -> tuple[CacheSpec, tuple[str, ...]]:
+    """The cache that `text` asks of a model, and notes; a file header's hints play no part.
+
+    Raises:
+        ConfigError: `parse_cache` refuses it, or it cannot be right with this model.
+    """
+    resolved = resolve_spec(parse_cache(text), {}, layout, context=context)
+    return resolved.spec, resolved.notes

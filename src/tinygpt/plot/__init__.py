@@ -1,0 +1,1 @@
+"""Pictures of results and of attention. Needs matplotlib, which nothing else of tinygpt does."""

@@ -1,0 +1,87 @@
+"""The results page says what the files say, and the README what the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUOTE = re.compile(r"<!-- results -->\n(.*?)<!-- end of results -->", re.DOTALL)
+PART = {"start": 0, "stop": 256, "tokens": 9, "perplexity": 31.25, "compared": 9}
+RESULT = {
+    "cache": "int4",
+    "tokens": 9,
+    "perplexity": 31.25,
+    "perplexity_se": 1.5,
+    "bits_per_byte": 1.0625,
+    "kl_mean": 0.00123,
+    "kl_p99": 0.5,
+    "kl_max": None,
+    "top1": 0.975,
+    "bytes": 1_250_000,
+    "bytes_per_token": 8847.0,
+    "by_position": [PART],
+}
+MATCH = {"cache": "int8", "prompt": "Once", "tokens": 60, "matched": 45, "margin": 0.0625}
+FILES: dict[str, dict] = {
+    "bytes": {
+        "shape": {"layers": 12, "kv_heads": 8, "head_dim": 32},
+        "bytes": [{"cache": "int4", "tokens": 500, "bytes": 2_364_000}],
+    },
+    "greedy": {"greedy": [MATCH, {**MATCH, "prompt": "In", "matched": 60, "margin": None}]},
+    "kivi_own": {"results": [RESULT]},
+    "windows": {"context": 8192, "results": [RESULT]},
+    "long_demo": {
+        "model": "demo",
+        "cache": "int8",
+        "long": [{"tokens": 1000, "seconds": 2.5, "bytes": 4480, "peak_bytes": 1e6}],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def results_page() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import results_page
+    finally:
+        sys.path.pop(0)
+    return results_page
+
+
+def test_every_figure_of_the_files_is_on_the_page(results_page: ModuleType, tmp_path: Path) -> None:
+    for name, content in FILES.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    page = results_page.page(tmp_path)
+    for line in (
+        "| `int4` | 2.36 MB |",
+        "| `int8` | 45/60 | 60/60 | 87.5% | 0.0625 |",
+        "| `int4` | 9 | 31.250 | 1.500 | 1.0625 | 0.0012 | 0.5 | – | 97.50% | 1.25 MB | 8,847 |",
+        "| `int4` | 31.25 |",
+        "| 1,000 | 2.50 | 4,480 | 1.00 MB |",
+    ):
+        assert line in page.splitlines()
+    assert "## Passkey" not in page, "a section without its file"
+
+
+def test_the_committed_page_is_made_of_the_committed_files(results_page: ModuleType) -> None:
+    if not (ROOT / "docs" / "results").is_dir():
+        pytest.skip("docs/results is not there: scripts/reproduce.sh makes it")
+    written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert written == results_page.page(ROOT / "docs" / "results"), "run scripts/results_page.py"
+
+
+def test_what_the_readme_quotes_is_on_the_page() -> None:
+    page = ROOT / "docs" / "results.md"
+    if not page.is_file():
+        pytest.skip("docs/results.md is not there: scripts/reproduce.sh makes it")
+    known = set(page.read_text(encoding="utf-8").splitlines())
+    quotes = QUOTE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert quotes, "the README has no results between <!-- results --> and <!-- end of results -->"
+    for line in "".join(quotes).splitlines():
+        assert not line.startswith("|") or line in known, f"not in docs/results.md: {line}"
