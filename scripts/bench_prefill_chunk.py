@@ -23,7 +23,11 @@ from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.generate import Feed
 
 CHUNKS = (64, 128, 256, 512, 1024, 2048)
-CACHES = {"fp32": CacheSpec(), "int8": CacheSpec("int8"), "int8 4+256": CacheSpec("int8", window=256)}
+CACHES = {
+    "fp32": CacheSpec(),
+    "int8": CacheSpec("int8"),
+    "int8 4+256": CacheSpec("int8", window=256),
+}
 
 
 def measure(model: object, spec: CacheSpec, ids: list[int], chunk: int) -> tuple[float, float]:

@@ -177,6 +177,19 @@ def test_a_classic_model_is_refused_and_nothing_is_left(tmp_path: Path, refused:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_export_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    source = open_checkpoint(written(tmp_path / "m.tinygpt", LLAMA))
+
+    def stop(done: int) -> None:
+        if done == 3:
+            assert len(list(tmp_path.iterdir())) == 2, "it is not written under another name"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_hf(source, tmp_path / "hf", source.read_tokenizer(None), report=stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.tinygpt"]
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_the_weights_are_safetensors_of_the_dtype_asked_for(tmp_path: Path, dtype: str) -> None:
     path = written(tmp_path / "m.tinygpt", LLAMA)

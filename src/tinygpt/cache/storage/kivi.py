@@ -22,7 +22,7 @@ from tinygpt.cache.storage.packed_runs import PackedRuns
 from tinygpt.ops.attention import DensePart, PackedPart, Part, PartsView, View
 from tinygpt.ops.quantize import Packed, quantise_k, quantise_v
 
-TAIL_QUANTUM = 8  # tokens by which an unbounded cache's tail grows
+TAIL_QUANTUM = 8  # tokens by which the tail grows
 
 Pair = tuple[mx.array, mx.array]
 
@@ -97,7 +97,7 @@ class KIVI:
         groups = (border - o.first) // o.group
         groups = groups if self._ring is None else min(groups, self._ring)
         waiting = max(0, tokens - max(o.first, o.border(tokens - 1 - o.slack)))
-        half = o.first + (self._tail_capacity(waiting) if waiting else 0)
+        half = o.first + (self._tail_capacity(waiting, tokens) if waiting else 0)
         key_bytes = dim * (o.group * o.bits // 8 + 4)  # a float16 scale and zero a group
         value_bytes = o.group * (dim * o.bits // 8 + 4 * dim // o.value_group)
         return 2 * half * dim * o.half.size + groups * (key_bytes + value_bytes)
@@ -256,12 +256,12 @@ class KIVI:
             for buffer, source in zip(self._tail, new, strict=True):
                 write(buffer, 1, count - 1, source)
             return
-        size = self._tail_capacity(count)
+        size = self._tail_capacity(count, step.end)
         keys, values = self._span(start, new, step)
         self._tail = widened(keys, 1, size), widened(values, 1, size)
         self._tail_start = start
 
-    def _tail_capacity(self, count: int) -> int:
-        if self._ring is not None:
-            return self._o.tail_tokens
-        return min(self._o.tail_tokens, -(-count // TAIL_QUANTUM) * TAIL_QUANTUM)
+    def _tail_capacity(self, count: int, end: int) -> int:
+        """Room for `count` waiting tokens; a bounded cache's only grows, and is soon constant."""
+        needed = count if self._ring is None else end - self._o.first
+        return min(self._o.tail_tokens, -(-needed // TAIL_QUANTUM) * TAIL_QUANTUM)
