@@ -13,7 +13,6 @@ import mlx.core as mx
 import pytest
 
 from oracles import gguf_converter, gguf_spm, gguf_writer, hf_writer
-from oracles.damage import damaged
 from oracles.gguf_writer import Value
 from oracles.hf_writer import CONFIGS
 from tinygpt.errors import TinyGPTError
