@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from tinygpt.cache import KVCache
 from tinygpt.errors import ConfigError, GenerationError
@@ -173,11 +174,25 @@ class Generation:
 
     def _check(self, value: int, count: int) -> None:
         if value == _NOT_FINITE:
+            bad = first_not_finite(self._feed.model)
+            reason = (
+                f"tensor {bad} is not finite; get the file again"
+                if bad
+                else "all weights are finite, so a value passed the range of the compute type or "
+                "of the cache's; try --kv-quantize fp32 or --weights-dtype fp32"
+            )
             raise GenerationError(
                 f"the logits for token {count} (position {len(self._prompt) + count - 1}) are not "
-                "finite, so no token can be drawn: the weights are damaged, or a value passed the "
-                "range of the cache's type; try --kv-quantize fp32"
+                f"finite, so no token can be drawn: {reason}"
             )
+
+
+def first_not_finite(model: Transformer) -> str | None:
+    """The name of the first tensor with an infinity or a NaN, None where there is none."""
+    for name, array in tree_flatten(model.parameters()):
+        if array.dtype != mx.uint32 and not bool(mx.isfinite(array).all()):
+            return str(name)
+    return None
 
 
 def check_prompt(count: int, room: int | None) -> None:

@@ -221,7 +221,7 @@ def end_ids(inner: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def _decoder_steps(inner: tokenizers.Tokenizer) -> list[dict[str, object]]:
-    decoder = json.loads(inner.to_str()).get("decoder") or {}
+    decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else {}
     steps = decoder.get("decoders", [decoder]) if decoder else []
     return [step for step in steps if isinstance(step, dict)]
 

@@ -85,3 +85,16 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
     tinygpt_writer.write(path, config, weights, "fp16", header={"note": "\x1b[31mred\x07"})
     text = cli("inspect", path).text
     assert b"red" in text and b"\x1b" not in text and b"\x07" not in text
+
+
+def test_check_names_the_weights_that_are_not_finite(cli: Callable, tmp_path: Path) -> None:
+    config = {"vocabSize": 256, "ctx": 64, "layers": 1, "heads": 2, "dModel": 64, "dMlp": 64}
+    weights = tinygpt_writer.random_model(config)
+    path = tinygpt_writer.write(tmp_path / "good.tinygpt", config, weights, "fp16")
+    assert "all weights are finite" in cli("inspect", path, "--check").text.decode()
+    assert "finite" not in cli("inspect", path).text.decode()
+    weights["blocks.0.mlp.fc_in.bias"][3] = np.nan
+    path = tinygpt_writer.write(tmp_path / "bad.tinygpt", config, weights, "fp16")
+    assert "not finite: blocks.0.mlp.fc_in.bias" in cli("inspect", path, "--check").text.decode()
+    found = json.loads(cli("inspect", path, "--check", "--json").text)
+    assert found["not_finite"] == ["blocks.0.mlp.fc_in.bias"]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+import mlx.core as mx
 
 from tinygpt.cache.budget import bytes_per_token
 from tinygpt.cache.spec import PRECISIONS, CacheSpec
@@ -16,7 +17,7 @@ from tinygpt.cli.report import count, size
 from tinygpt.cli.sample_options import DEMO_MODEL
 from tinygpt.cli.session import parameter_count
 from tinygpt.errors import ConfigError, TinyGPTError
-from tinygpt.io.checkpoint import Checkpoint
+from tinygpt.io.checkpoint import Checkpoint, iter_weights
 from tinygpt.io.load import layout_of, open_checkpoint
 
 SHOWN_TENSORS = 12
@@ -28,8 +29,9 @@ SHOWN_WIDTH = 60  # characters of a metadata value
 @click.argument("model", required=False, type=click.Path(path_type=Path))
 @click.option("--tensors", is_flag=True, help="List all tensors, not the first dozen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, tensors included.")
-def inspect(model: Path | None, tensors: bool, as_json: bool) -> None:
-    """Show what is in MODEL, a .tinygpt or .gguf file, and what its cache costs.
+@click.option("--check", is_flag=True, help="Read all weights, and name those not finite.")
+def inspect(model: Path | None, tensors: bool, as_json: bool, check: bool) -> None:
+    """Show what is in MODEL, a .tinygpt or .gguf file or a directory, and what its cache costs.
 
     Without MODEL it is the demo model, which is a part of this program.
 
@@ -38,7 +40,10 @@ def inspect(model: Path | None, tensors: bool, as_json: bool) -> None:
     tinygpt inspect model.gguf --json
     """
     output = TextOutput()
-    found = describe(open_checkpoint(model or DEMO_MODEL))
+    checkpoint = open_checkpoint(model or DEMO_MODEL)
+    found = describe(checkpoint)
+    if check:
+        found["not_finite"] = not_finite(checkpoint)
     if as_json:
         output.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     else:
@@ -60,6 +65,16 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
         "metadata": {key: _plain(value) for key, value in checkpoint.metadata.items()},
         "tensors": [asdict(tensor) for tensor in checkpoint.tensors],
     }
+
+
+def not_finite(checkpoint: Checkpoint) -> list[str]:
+    """The names of the tensors that hold an infinity or a NaN, read one after another."""
+    return [
+        name
+        for part in iter_weights(checkpoint, checkpoint.stored_dtype)
+        for name, array in part.items()
+        if array.dtype != mx.uint32 and not bool(mx.isfinite(array).all())
+    ]
 
 
 def file_bytes(checkpoint: Checkpoint) -> int:
@@ -116,6 +131,9 @@ def as_text(found: Mapping[str, object], *, all_tensors: bool) -> list[str]:
     assert isinstance(costs, dict)
     lines += ["", "cache bytes per token"]
     lines += [f"  {precision:<6}  {_cost(cost)}" for precision, cost in costs.items()]
+    bad = found.get("not_finite")
+    if isinstance(bad, list):
+        lines += ["", "not finite: " + ", ".join(bad) if bad else "all weights are finite"]
     tensors = found["tensors"]
     assert isinstance(tensors, list)
     return [*lines, "", *_tensor_lines(tensors, all_tensors)]
