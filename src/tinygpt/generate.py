@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -189,9 +190,10 @@ class Generation:
 
 def first_not_finite(model: Transformer) -> str | None:
     """The name of the first tensor with an infinity or a NaN, None where there is none."""
-    for name, array in tree_flatten(model.parameters()):
+    named = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
+    for name, array in named:
         if array.dtype != mx.uint32 and not bool(mx.isfinite(array).all()):
-            return str(name)
+            return name
     return None
 
 
