@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 from tinygpt.chat import render_chat
 from tinygpt.errors import ConfigError
-from tinygpt.tokenizer import ByteTokenizer
+from tinygpt.tokenizer import ByteTokenizer, HFTokenizer, TokenizerOptions
 
 CHATML = """{% for message in messages %}
 <|im_start|>{{ message['role'] }}
@@ -82,6 +84,19 @@ def test_a_template_that_fails_says_why_in_one_line(case: str) -> None:
     assert named in message
     assert "--chat" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("start", ["{{ bos_token }}", "<s>", ""])
+def test_a_rendered_chat_begins_with_exactly_one_bos(start: str) -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"<s>": 0, "a": 1, "b": 2}, []))
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<s>"])
+    template = start + "{{ messages[0].content }}"
+    for add_bos in (True, False):
+        options = TokenizerOptions(bos_id=0, add_bos=add_bos, chat_template=template)
+        tokenizer = HFTokenizer(inner, options)
+        ids = tokenizer.encode(render_chat(tokenizer, None, "ab"))
+        assert ids == ([0, 1, 2] if start or add_bos else [1, 2])
 
 
 def test_a_model_without_a_template_says_so() -> None:

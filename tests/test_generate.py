@@ -147,3 +147,15 @@ def test_five_thousand_tokens_through_a_bounded_cache_stay_flat(precision: str) 
     assert all(shape == shapes[0] for shape in shapes)
     # peaks at the same 500-token stride differ by a few small temporaries only
     assert max(peaks[2:]) - min(peaks[2:]) <= 64 * 1024, peaks
+
+
+@pytest.mark.parametrize(("sink", "window"), [(4, 1000), (20, 400), (23, 1)])
+def test_a_window_larger_than_the_learned_positions_restarts_too(sink: int, window: int) -> None:
+    small = small_model("mha", context=24)
+    got = run(small.build(), CacheSpec(sink=sink, window=window), [1] * 30, tokens=60)
+    assert (len(got.ids), got.finish_reason) == (60, "length")
+
+
+def test_sinks_that_fill_the_learned_positions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="24 sinks"):
+        run(small_model("mha", context=24).build(), CacheSpec(sink=24, window=8), [1], tokens=1)

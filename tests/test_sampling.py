@@ -10,6 +10,7 @@ import pytest
 
 from tinygpt.errors import ConfigError
 from tinygpt.sampling import Sampler, SamplingOptions, keep_min_p, keep_top_k, keep_top_p, penalise
+from tinygpt.sampling_options import MAX_COUNT, MAX_PENALTY, MAX_TEMPERATURE
 
 V = 50
 DRAWS = 4_000
@@ -165,20 +166,51 @@ def test_what_the_sampler_keeps_stops_growing_at_the_window() -> None:
     assert sizes[:8] == list(range(1, 9)) and set(sizes[8:]) == {8}
 
 
+@pytest.mark.parametrize("p", [1e-300, 1e-46, 1e-39, 1e-8])
+def test_a_tiny_top_p_keeps_the_most_likely_token(p: float) -> None:
+    logits = mx.array([0.0, 1.0, 3.0, 2.0])
+    assert np.isfinite(np.array(keep_top_p(logits, p))).tolist() == [False, False, True, False]
+
+
+def test_the_hottest_temperature_draws_evenly_from_what_the_filters_kept() -> None:
+    sampler = Sampler(SamplingOptions(temperature=MAX_TEMPERATURE, top_k=2, seed=1), [])
+    drawn = [int(sampler(mx.array([0.0, 9.0, 1.0, 8.0])).item()) for _ in range(200)]
+    assert set(drawn) == {1, 3}
+    assert abs(drawn.count(1) / 200 - 0.5) < 5 * math.sqrt(0.25 / 200), "five standard deviations"
+
+
+@pytest.mark.parametrize("penalty", [1 / MAX_PENALTY, MAX_PENALTY])
+def test_the_strongest_penalties_leave_finite_logits(penalty: float) -> None:
+    logits = mx.array([-1e5, 0.0, 1e5])
+    assert np.isfinite(np.array(penalise(logits, mx.array([0, 1, 2]), penalty))).all()
+
+
+def test_the_largest_counts_keep_everything() -> None:
+    options = SamplingOptions(
+        top_k=MAX_COUNT, repetition_window=MAX_COUNT, repetition_penalty=2.0, temperature=0
+    )
+    assert Sampler(options, [1])(mx.array([1.0, 1.5, 0.5])).item() == 0
+
+
 @pytest.mark.parametrize(
     ("flag", "options"),
     [
         ("--temperature", {"temperature": -0.1}),
         ("--temperature", {"temperature": math.nan}),
         ("--temperature", {"temperature": math.inf}),
+        ("--temperature", {"temperature": 1e39}),
         ("--top-k", {"top_k": -1}),
+        ("--top-k", {"top_k": 2**31}),
         ("--top-p", {"top_p": 0.0}),
         ("--top-p", {"top_p": 1.1}),
         ("--min-p", {"min_p": -0.1}),
         ("--min-p", {"min_p": math.nan}),
         ("--repetition-penalty", {"repetition_penalty": 0.0}),
         ("--repetition-penalty", {"repetition_penalty": math.inf}),
+        ("--repetition-penalty", {"repetition_penalty": 1e39}),
+        ("--repetition-penalty", {"repetition_penalty": 1e-46}),
         ("--repetition-window", {"repetition_window": -1}),
+        ("--repetition-window", {"repetition_window": 2**31}),
         ("--seed", {"seed": -1}),
         ("--seed", {"seed": 2**64}),
     ],

@@ -54,12 +54,50 @@ def test_a_character_is_printed_with_its_last_byte_and_an_unfinished_one_at_the_
     assert streamed([b"a", smile[:2]]) == ["a", "", "\ufffd"]
 
 
+def before_stop(text: str, stop: tuple[str, ...]) -> str:
+    """`text` up to the stop string that ends first, the longest one where several end there."""
+    for end in range(len(text) + 1):
+        ending = [len(s) for s in stop if text[:end].endswith(s)]
+        if ending:
+            return text[: end - max(ending)]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("€aaäab", ("ä", "aäa"), "€aa"),
+        ("€aaäab", ("aäa", "aä"), "€a"),
+        ("xabc", ("abc", "b"), "xa"),
+        ("xabc", ("c", "bc", "abc"), "x"),
+        ("aab", ("aab", "ab"), ""),
+    ],
+)
+def test_of_overlapping_stop_strings_the_first_to_end_wins_and_then_the_longest(
+    text: str, stop: tuple[str, ...], expected: str
+) -> None:
+    assert before_stop(text, stop) == expected
+    for seed in range(20):
+        assert "".join(streamed(cut(text.encode(), seed), stop)) == expected
+    assert "".join(streamed([text.encode()], stop)) == expected
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_token_boundary_changes_where_overlapping_stop_strings_end_the_text(seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choices("aä€", k=12))
+    stop = tuple("".join(rng.choices("aä€", k=rng.randint(1, 4))) for _ in range(3))
+    expected = before_stop(text, stop)
+    for split in range(10):
+        assert "".join(streamed(cut(text.encode(), split), stop)) == expected, (text, stop)
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("stop", [("naïve",), ("🙂 ", "東"), ("e e", "end"), ("absent",), ("g",)])
 def test_the_text_ends_before_the_first_stop_string_wherever_it_is_cut(
     seed: int, stop: tuple[str, ...]
 ) -> None:
-    expected = TEXT[: min((TEXT.find(s) for s in stop if s in TEXT), default=len(TEXT))]
+    expected = before_stop(TEXT, stop)
     stream = TextStream(Pieces(cut(TEXT.encode(), seed)), stop)
     out = ""
     for token in range(len(stream._tokenizer.pieces)):  # type: ignore[attr-defined]

@@ -105,6 +105,14 @@ def test_a_bos_is_added_once_and_never_by_encode_plain() -> None:
     assert byte_level(bos_id=0).encode("he") == [2]
 
 
+def test_a_bos_that_the_text_begins_with_is_not_doubled() -> None:
+    tokenizer = byte_level(bos_id=0, add_bos=True)
+    assert tokenizer.encode("<|im_end|>he") == [0, 2]
+    assert tokenizer.encode("<|im_end|>") == tokenizer.encode("") == [0]
+    assert tokenizer.encode("he<|im_end|>") == [0, 2, 0]
+    assert ByteTokenizer(257, bos_id=256, add_bos=True).encode("a") == [256, 97]
+
+
 def test_a_padded_vocabulary_has_silent_ids_up_to_its_end() -> None:
     tokenizer = byte_level(vocab_size=300)
     assert tokenizer.vocab_size == 300

@@ -19,7 +19,7 @@ from tinygpt.tokenizer import Tokenizer
 def render_chat(tokenizer: Tokenizer, system: str | None, user: str) -> str:
     """The prompt text for one turn, up to where the assistant begins to speak.
 
-    Encode it with `encode_plain`: the template itself writes the BOS where the model wants one.
+    Encode it with `encode`, which adds a BOS only where the template has not written one.
 
     Raises:
         ConfigError: the model has no template, or the template fails.

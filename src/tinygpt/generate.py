@@ -12,10 +12,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from tinygpt.cache import KVCache
+from tinygpt.cache.spec import PREFILL_CHUNK
 from tinygpt.errors import ConfigError, GenerationError
 from tinygpt.models.transformer import Transformer
 
-PREFILL_CHUNK = 256
 _NOT_FINITE = -1  # what the sampler's token is replaced by, so that one read tells both
 
 
@@ -34,7 +34,13 @@ class Feed:
         spec, config = cache.spec, model.config
         self._context = config.context if config.rope is None else None
         self._restarts = self._context is not None and spec.held is not None
-        kept = (spec.held - spec.sinks) // 2 if self._restarts and spec.held is not None else 0
+        kept = 0
+        if self._context is not None and spec.held is not None:
+            if spec.sinks >= self._context:
+                raise ConfigError(
+                    f"{spec.sinks} sinks leave no room in {self._context} learned positions"
+                )
+            kept = (min(spec.held, self._context) - spec.sinks) // 2
         self._sinks: list[int] = []
         self._recent: deque[int] = deque(maxlen=kept)
 

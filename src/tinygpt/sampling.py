@@ -65,14 +65,14 @@ def keep_top_k(logits: mx.array, k: int) -> mx.array:
 
 
 def keep_top_p(logits: mx.array, p: float) -> mx.array:
-    """−inf outside the most likely tokens that together reach probability `p`; ties stay."""
+    """−inf outside the most likely tokens, at least one, that together reach `p`; ties stay."""
     if p >= 1:
         return logits
     probabilities = mx.softmax(logits, precise=True)
     falling = -mx.sort(-probabilities)
     before = mx.cumsum(falling, inclusive=False)
     least = mx.min(mx.where(before < p, falling, mx.array(1.0)))
-    return _drop(logits, probabilities < least)
+    return _drop(logits, probabilities < mx.minimum(least, falling[0]))
 
 
 def keep_min_p(logits: mx.array, p: float) -> mx.array:

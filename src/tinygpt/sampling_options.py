@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tinygpt.errors import ConfigError
 
 GREEDY_BELOW = 1e-6  # a smaller temperature cannot tell any two float32 logits apart
 MAX_SEED = 2**64 - 1
+MAX_COUNT = 2**31 - 1  # what an index on the device can hold
+# No finite logit of a working model overflows float32 when it is divided or multiplied by these.
+MAX_TEMPERATURE = 1e30
+MAX_PENALTY = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +35,18 @@ class SamplingOptions:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        finite = math.isfinite(self.temperature)
-        _require(finite and self.temperature >= 0, "--temperature", self.temperature, "0 or more")
-        _require(self.top_k >= 0, "--top-k", self.top_k, "0 (off) or more")
+        heat, hottest = self.temperature, MAX_TEMPERATURE
+        _require(0 <= heat <= hottest, "--temperature", heat, f"from 0 to {hottest:g}")
+        counts = f"from 0 (off) to {MAX_COUNT}"
+        _require(0 <= self.top_k <= MAX_COUNT, "--top-k", self.top_k, counts)
         _require(0 < self.top_p <= 1, "--top-p", self.top_p, "more than 0 and at most 1 (off)")
         _require(0 <= self.min_p <= 1, "--min-p", self.min_p, "from 0 (off) to 1")
         penalty = self.repetition_penalty
-        allowed = math.isfinite(penalty) and penalty > 0
-        _require(allowed, "--repetition-penalty", penalty, "more than 0 (1 is off)")
+        allowed = 1 / MAX_PENALTY <= penalty <= MAX_PENALTY
+        bounds = f"from {1 / MAX_PENALTY:g} to {MAX_PENALTY:g} (1 is off)"
+        _require(allowed, "--repetition-penalty", penalty, bounds)
         window = self.repetition_window
-        _require(window >= 0, "--repetition-window", window, "0 (off) or more tokens")
+        _require(0 <= window <= MAX_COUNT, "--repetition-window", window, f"{counts} tokens")
         seed = self.seed
         _require(seed is None or 0 <= seed <= MAX_SEED, "--seed", seed, f"from 0 to {MAX_SEED}")
 

@@ -1,7 +1,8 @@
 """Token bytes in, text that is safe to print out: knows UTF-8 and stop strings, no model.
 
 A character may be spread over tokens, and so may a stop string; both are held back until decided.
-All pieces joined equal the decoding of all tokens at once, cut before the first stop string.
+All pieces joined equal the decoding of all tokens at once, cut before the stop string that ends
+first, the longest of those: a rule that needs no text to come, so no token boundary changes it.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ class TextStream:
 
     def _release(self, new: str) -> str:
         text = self._held + new
-        found = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

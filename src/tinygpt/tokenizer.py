@@ -49,11 +49,17 @@ class Tokenizer(Protocol):
     def eos_token(self) -> str | None: ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, after a BOS if the model wants one. ConfigError: not valid Unicode."""
+        """Ids of a text, which begin with a BOS if the model wants one.
+
+        A BOS that the text already begins with, as some chat templates write it, is not doubled.
+
+        Raises:
+            ConfigError: not valid Unicode.
+        """
         ...
 
     def encode_plain(self, text: str) -> list[int]:
-        """As `encode` but never adds a BOS: for text that a chat template has produced."""
+        """As `encode` but never adds a BOS: for a piece of text that is not its beginning."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -89,8 +95,7 @@ class ByteTokenizer:
             )
 
     def encode(self, text: str) -> list[int]:
-        ids = self.encode_plain(text)
-        return [self.bos_id, *ids] if self.add_bos and self.bos_id is not None else ids
+        return _begin_with_bos(self, self.encode_plain(text))
 
     def encode_plain(self, text: str) -> list[int]:
         return list(_utf8(text))
@@ -138,8 +143,7 @@ class HFTokenizer:
         self.eos_token = self._text_of(options.eos_id)
 
     def encode(self, text: str) -> list[int]:
-        ids = self.encode_plain(text)
-        return [self.bos_id, *ids] if self.add_bos and self.bos_id is not None else ids
+        return _begin_with_bos(self, self.encode_plain(text))
 
     def encode_plain(self, text: str) -> list[int]:
         _utf8(text)
@@ -224,6 +228,13 @@ def _decoder_steps(inner: tokenizers.Tokenizer) -> list[dict[str, object]]:
     decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else {}
     steps = decoder.get("decoders", [decoder]) if decoder else []
     return [step for step in steps if isinstance(step, dict)]
+
+
+def _begin_with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    bos = tokenizer.bos_id
+    if bos is None or not tokenizer.add_bos or ids[:1] == [bos]:
+        return ids
+    return [bos, *ids]
 
 
 def _utf8(text: str) -> bytes:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import mlx.core as mx
 
 from tinygpt.cache import CacheSpec, KVCache
-from tinygpt.generate import Generation, check_prompt
+from tinygpt.errors import ConfigError, GenerationError
+from tinygpt.generate import Generation, check_prompt, first_not_finite
 from tinygpt.models.transformer import Transformer
 
 
@@ -15,6 +16,10 @@ class UncachedGeneration:
     """Like `Generation`, but each token is computed from all tokens before it anew.
 
     Time per token grows with the length of the text, and so does memory.
+
+    Raises:
+        ConfigError: an empty prompt, or one longer than the model's learned positions.
+        GenerationError: while iterating, logits that are not finite.
     """
 
     def __init__(
@@ -31,7 +36,7 @@ class UncachedGeneration:
         self._ids = list(prompt_ids)
         self._tokens, self._stop_ids, self._on_prefill = tokens, stop_ids, on_prefill
         self._context = model.config.context if model.config.rope is None else None
-        check_prompt(len(self._ids), self._context)
+        check_uncached_prompt(len(self._ids), self._context)
         self.finish_reason: str | None = None
         self.prefill_tokens = self.decode_tokens = 0
         self.prefill_seconds = self.decode_seconds = 0.0
@@ -67,10 +72,36 @@ class UncachedGeneration:
             stop_ids=self._stop_ids,
             on_prefill=self._on_prefill if first else None,
         )
-        token = next(iter(one), None)
+        try:
+            token = next(iter(one), None)
+        except GenerationError as error:
+            raise self._not_finite() from error
         if first:
             self.prefill_tokens, self.prefill_seconds = one.prefill_tokens, one.prefill_seconds
             self.decode_seconds += one.decode_seconds
         else:
             self.decode_seconds += one.prefill_seconds + one.decode_seconds
         return token
+
+    def _not_finite(self) -> GenerationError:
+        bad = first_not_finite(self._model)
+        reason = (
+            f"tensor {bad} is not finite; get the file again"
+            if bad
+            else "all weights are finite, so a value passed the range of the compute type; "
+            "try --weights-dtype fp32"
+        )
+        return GenerationError(
+            f"the logits for token {self.decode_tokens + 1} (position {len(self._ids)}) are not "
+            f"finite, so no token can be drawn: {reason}"
+        )
+
+
+def check_uncached_prompt(count: int, room: int | None) -> None:
+    """As `generate.check_prompt`, with advice for a run that has no cache to bound."""
+    check_prompt(count, None)
+    if room is not None and count > room:
+        raise ConfigError(
+            f"the prompt has {count} tokens, this model {room} learned positions: leave out "
+            "--no-cache and bound the cache with --streaming-llm-window, or shorten the prompt"
+        )

@@ -150,3 +150,17 @@ def test_a_decode_step_makes_no_copy_that_grows_with_the_cache(precision: str) -
             cache.commit()
     scores = 2 * 4 * (6144 - 2048)  # bytes of the scores of two heads for the further tokens
     assert extra[6144] - extra[2048] <= 6 * scores, extra
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_sinks_and_first_tokens_take_no_more_than_a_reserved_text(precision: str) -> None:
+    for spec in (CacheSpec(precision, first_fp=5000), CacheSpec(precision, sink=5000, window=64)):
+        cache = fed(spec, SMALL, 10, 5, reserve=True)
+        assert cache.nbytes == cache_bytes(spec, SMALL, 10) <= 16 * 2 * 2 * 64 * 4 * 2
+        more = fed(spec, SMALL, 10, 5, reserve=True)
+        for at, layer in enumerate(more.layers):  # a reservation is an expectation, not a limit
+            x = mx.zeros((1, SMALL.layers[at].kv_heads, 50, 64))
+            layer.append(x, x)
+            assert layer.attend(mx.zeros((1, 2, 50, 64)), 1.0).shape == (1, 2, 50, 64)
+        more.commit()
+        assert more.seen == 60

@@ -37,6 +37,17 @@ def test_logits_that_are_not_finite_stop_the_run_naming_the_step(
     assert lines[-2].startswith("KV cache:"), "the report is missing"
 
 
+def test_without_a_cache_the_same_step_is_named_and_no_cache_flag(
+    cli: Callable, damaged: Path
+) -> None:
+    run = ("sample", damaged, "--prompt", "abc", "--temp", 0, "--tokens", 60)
+    cached, uncached = cli(*run), cli(*run, "--no-cache")
+    assert (uncached.status, uncached.text) == (1, cached.text)
+    last = uncached.notes.splitlines()[-1]
+    assert f"token {DAMAGED - 3 + 2} (position {DAMAGED + 1})" in last, last
+    assert last == cached.notes.splitlines()[-1], "the weights are to blame in both"
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("[malloc] Unable to allocate 8 bytes.")], ids=repr
 )

@@ -43,10 +43,39 @@ def test_stats_say_what_was_run_and_what_it_took(cli: Callable, rope: Path, tmp_
     held = figures["cache"]
     assert (held["seen"], held["held"]) == (149, 68)
     assert held["spec"]["precision"] == "int4" and held["spec"]["window"] == 64
+    assert held["spec"]["sink"] is None, "as asked for"
+    assert held["resolved"] == {
+        "precision": "int4",
+        "group": 32,
+        "residual": 8,
+        "first_fp": 4,
+        "sink": 4,
+        "window": 64,
+        "positions": "rolling",
+    }
     assert 0 < held["bytes"] < figures["peak_memory"]
     rate = figures["generated_tokens"] / figures["decode_seconds"]
     assert figures["decode_tokens_per_second"] == pytest.approx(rate)
     assert "KV cache: 149 tokens" in done.notes and "stored 68" in done.notes
+
+
+def test_stats_of_an_unpacked_cache_name_the_type_it_is_stored_in(
+    cli: Callable, rope: Path, tmp_path: Path
+) -> None:
+    stats = tmp_path / "stats.json"
+    for asked, stored in (("full", "fp32"), ("bf16", "bf16")):
+        cli("sample", rope, "--tokens", 1, "--kv-quantize", asked, "--stats-json", stats)
+        cache = json.loads(stats.read_text())["cache"]
+        assert cache["spec"]["precision"] == asked
+        assert cache["resolved"] == {
+            "precision": stored,
+            "group": None,
+            "residual": None,
+            "first_fp": None,
+            "sink": 0,
+            "window": None,
+            "positions": "rolling",
+        }
 
 
 def test_the_unseeded_seed_is_in_the_stats_and_greedy_has_none(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from oracles import tinygpt_writer
 from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.generate import Generation
 from tinygpt.io.load import load_model, open_checkpoint
@@ -167,6 +168,8 @@ def test_learned_positions_end_the_text_with_a_note_unless_there_is_a_window(
     assert "--streaming-llm-window" in done.notes
     uncached = cli(*run, "--no-cache")
     assert uncached.text == done.text and uncached.status == 0
+    assert "leave out --no-cache: --streaming-llm-window" in uncached.notes
+    assert "--no-cache" not in done.notes
     cli(*run, "--streaming-llm-window", 32)
     assert json.loads(stats.read_text())["generated_tokens"] == 400
 
@@ -176,3 +179,16 @@ def test_a_rope_model_warns_once_that_a_text_passes_its_context(cli: Callable, r
     assert cli(*run, 600).notes.count("512 tokens") == 1
     assert "512 tokens" not in cli(*run, 20).notes
     assert "512 tokens" not in cli(*run, 600, "--streaming-llm-window", 32).notes
+
+
+@pytest.mark.parametrize("flags", [[], ["--kv-quantize", "int8"], ["--streaming-llm-window", "40"]])
+def test_a_model_whose_layers_have_windows_of_their_own_runs(
+    cli: Callable, tmp_path: Path, flags: list[str]
+) -> None:
+    config = {"vocabSize": 256, "ctx": 128, "layers": 2, "heads": 2, "dModel": 64, "dMlp": 64}
+    config |= {"slidingWindow": 64}
+    weights = tinygpt_writer.random_model(config)
+    path = tinygpt_writer.write(tmp_path / "sliding.tinygpt", config, weights, "fp16")
+    done = cli("sample", path, "--prompt", "hi", "--tokens", 90, "--seed", 1, *flags)
+    assert done.status == 0, done.notes
+    assert "90 tokens" in done.notes

@@ -42,10 +42,11 @@ def largest_window(
     Raises:
         ConfigError: not even the smallest window fits; the message says what that takes.
     """
-    small = _windows(spec, range(1, min(SCAN, most) + 1))
+    least_window = 1 if spec.bits is None else spec.group + (spec.residual or 0)
+    small = _windows(spec, range(least_window, min(least_window + SCAN, most) + 1))
     if not small:
         raise ConfigError(
-            f"--kv-max-bytes cannot choose a window: none up to {min(SCAN, most)} tokens holds "
+            f"--kv-max-bytes cannot choose a window: none up to {most} tokens holds "
             f"--kv-group {spec.group} and --kv-residual {spec.residual_for(most)}; lower them"
         )
     fitting = [spec for spec in small if full_bytes(spec, layout) <= max_bytes]

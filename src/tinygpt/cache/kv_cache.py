@@ -30,14 +30,16 @@ class KVCache:
     """
 
     def __init__(self, spec: CacheSpec, layout: CacheLayout, *, start: int = 0) -> None:
-        if start < 0 or not layout.layers:
-            raise ConfigError(f"a cache needs a layer and a start from 0 on, not start {start}")
+        if not layout.layers:
+            raise ConfigError("a cache needs at least one layer")
         self.spec, self.layout = spec, layout
         self._reserved: int | None = None
         self.reset(start)
 
     def reset(self, start: int = 0) -> None:
         """Forget everything; the next token has position `start`, and buffers of its own."""
+        if start < 0:
+            raise ConfigError(f"the start is {start}; it must be at least 0")
         self.start = start
         timelines: dict[object, Timeline] = {}
         self.layers: list[LayerCache] = []

@@ -23,6 +23,7 @@ class LayerCache:
         self._timeline, self._storage, self._layout = timeline, storage, layout
         self._dtype = dtype
         self._now: tuple[Step, View] | None = None
+        self._batch: int | None = None
         self.seen = 0
 
     def append(self, keys: mx.array, values: mx.array) -> None:
@@ -50,10 +51,10 @@ class LayerCache:
         step, view = self._now
         batch, heads, tokens, dim = queries.shape
         kv_heads = self._layout.kv_heads
-        if heads % kv_heads or dim != self._layout.head_dim:
+        if heads % kv_heads or dim != self._layout.head_dim or batch != self._batch:
             raise CacheError(
-                f"queries of {heads} heads × {dim} do not fit {kv_heads} kv-heads × "
-                f"{self._layout.head_dim}"
+                f"queries [{batch}, {heads}, T, {dim}] do not fit keys [{self._batch}, {kv_heads}, "
+                f"T, {self._layout.head_dim}]"
             )
         by_kv_head = batch * kv_heads, heads // kv_heads, tokens, dim
         turned, from_sinks = (
@@ -88,9 +89,11 @@ class LayerCache:
     def _checked(self, keys: mx.array, values: mx.array) -> tuple[int, ...]:
         layout, shape = self._layout, tuple(keys.shape)
         fits = len(shape) == 4 and shape[1::2] == (layout.kv_heads, layout.head_dim)
+        fits = fits and self._batch in (None, shape[0])
         if not fits or shape[2] < 1 or tuple(values.shape) != shape:
+            wanted = f"[{self._batch or 'B'}, {layout.kv_heads}, T, {layout.head_dim}]"
             raise CacheError(
-                f"keys {shape} and values {tuple(values.shape)} must both be [B, "
-                f"{layout.kv_heads}, T, {layout.head_dim}] with T at least 1"
+                f"keys {shape} and values {tuple(values.shape)} must both be {wanted}, T at least 1"
             )
+        self._batch = shape[0]
         return shape

@@ -36,7 +36,29 @@ def resolve_spec(
     Raises:
         ConfigError: flags that cannot be right together, or not with this model.
     """
-    options = _with_defaults({**_from_hints(hints), **given})
+    hinted = {key: value for key, value in _from_hints(hints).items() if key not in given}
+    if "max_bytes" in given:
+        hinted.pop("window", None)  # a flag wins: the window is the largest that fits
+    try:
+        return _resolved(given, hinted, layout, context)
+    except ConfigError as error:
+        if not hinted:
+            raise
+        asked = ", ".join(
+            f"{flag.header} {hints[flag.header]}"
+            for flag in FLAGS
+            if flag.header is not None and flag.key in hinted
+        )
+        raise ConfigError(
+            f"{error} (the file's header asks for {asked}; --kv-quantize full and "
+            "--streaming-llm-window none override it)"
+        ) from None
+
+
+def _resolved(
+    given: dict[str, object], hinted: dict[str, object], layout: CacheLayout, context: int
+) -> Resolved:
+    options = _with_defaults({**hinted, **given})
     max_bytes = options.pop("max_bytes")
     chunk = options.pop("prefill_chunk")
     options["group"] = int(str(options["group"]))
@@ -47,7 +69,7 @@ def resolve_spec(
     learned = all(layer.rope is None for layer in layout.layers)
     spec, notes = _sized(options, max_bytes, layout, context if learned else None)
     _refuse_idle(given, spec, learned)
-    for layer in layout.layers[:1]:
+    for layer in dict.fromkeys(layout.layers):
         storage_of(spec, layer, eviction_of(spec, layer), layout)  # refuses what it cannot store
     return Resolved(spec, chunk, notes)
 
@@ -92,24 +114,35 @@ def _largest(
     most = MOST_WINDOW
     bounded = replace(spec, sink=sink, window=most)  # type: ignore[arg-type]
     if positions is not None:
-        most = max(1, positions - bounded.sinks)
+        most = _room(bounded, positions)
     spec = largest_window(bounded, layout, max_bytes, most)
     note = f"--kv-max-bytes {max_bytes} holds --streaming-llm-window {spec.window} "
     return spec, (f"{note}({full_bytes(spec, layout)} bytes when full)",)
 
 
 def _cut(spec: CacheSpec, positions: int) -> tuple[CacheSpec, tuple[str, ...]]:
-    room = positions - spec.sinks
-    if room < 1:
-        raise ConfigError(
-            f"--streaming-llm-sink {spec.sinks} leaves no room in this model's {positions} "
-            "learned positions; lower it"
-        )
+    room = _room(spec, positions)
     note = (
         f"--streaming-llm-window {spec.window} is cut to {room}: with {spec.sinks} sinks this "
         f"model's {positions} learned positions hold no more"
     )
-    return replace(spec, window=room), (note,)
+    try:
+        return replace(spec, window=room), (note,)
+    except ConfigError:
+        raise ConfigError(
+            f"{note}, and --kv-quantize {spec.precision} needs a window of at least "
+            f"{spec.residual_for(room) + spec.group}: take --kv-quantize fp16, or fewer sinks"
+        ) from None
+
+
+def _room(spec: CacheSpec, positions: int) -> int:
+    """The largest window that learned positions allow."""
+    if spec.sinks >= positions:
+        raise ConfigError(
+            f"--streaming-llm-sink {spec.sinks} leaves no room in this model's {positions} "
+            "learned positions; lower it"
+        )
+    return positions - spec.sinks
 
 
 def _refuse_idle(given: dict[str, object], spec: CacheSpec, learned: bool) -> None:
@@ -121,6 +154,16 @@ def _refuse_idle(given: dict[str, object], spec: CacheSpec, learned: bool) -> No
                 f"{named[key]} has no meaning with --kv-quantize {spec.precision}, which packs "
                 "nothing; leave it out, or take int8, int4, int3 or int2"
             )
+    if "sink" in given and spec.window is None:
+        raise ConfigError(
+            f"--streaming-llm-sink {given['sink']} needs --streaming-llm-window: without a window "
+            "nothing is evicted"
+        )
+    if given.get("window") == "none" and "max_bytes" in given:
+        raise ConfigError(
+            "--streaming-llm-window none keeps all tokens and --kv-max-bytes bounds them; leave "
+            "out one of them"
+        )
     if "positions" in given and spec.window is None:
         raise ConfigError(
             "--streaming-llm-positions needs --streaming-llm-window: without a window all "

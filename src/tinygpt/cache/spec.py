@@ -16,6 +16,8 @@ POSITIONS = ("rolling", "absolute")
 GROUPS = (32, 64, 128)  # what mx.quantized_matmul accepts
 DEFAULT_SINK = 4
 DEFAULT_RESIDUAL = 32
+PREFILL_CHUNK = 256  # tokens
+MOST = 2**31 - 1  # what an index of an array can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,10 @@ class CacheSpec:
             ("--streaming-llm-window", self.window, 1),
             ("slack", self.slack, 0),
         ):
-            if value is not None and (type(value) is not int or value < least):
-                raise ConfigError(f"{flag} is {value}; it must be a whole number from {least} on")
+            if value is not None and (type(value) is not int or not least <= value <= MOST):
+                raise ConfigError(
+                    f"{flag} is {value}; it must be a whole number from {least} to {MOST}"
+                )
         if self.sink and self.window is None:
             raise ConfigError(
                 f"--streaming-llm-sink {self.sink} needs --streaming-llm-window: "
@@ -145,18 +149,17 @@ def parse_choice(flag: str, choices: tuple[str, ...]) -> Callable[[str], object]
 
 def parse_count(flag: str, least: int, *words: str) -> Callable[[str], object]:
     """A parser for an integer of at least `least`, or one of `words`."""
-    allowed = f"an integer of at least {least}" + "".join(f", or {word!r}" for word in words)
+    allowed = f"an integer from {least} to {MOST}" + "".join(f", or {word!r}" for word in words)
 
     def parse(text: str) -> object:
         if text in words:
             return text
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 10):
             raise ConfigError(f"{flag} is {text!r}; it must be {allowed}")
-        return value
+        if not least <= int(text) <= MOST:
+            raise ConfigError(f"{flag} is {text}; it must be {allowed}")
+        return int(text)
 
     return parse
 
@@ -256,6 +259,6 @@ FLAGS: tuple[Flag, ...] = (
         parse_count("--prefill-chunk", 1),
         "Prompt tokens that are computed at a time; it changes memory and speed, not the text.",
         "N",
-        default=256,
+        default=PREFILL_CHUNK,
     ),
 )

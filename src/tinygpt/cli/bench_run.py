@@ -12,6 +12,7 @@ import numpy as np
 
 from tinygpt import __version__
 from tinygpt.cache import CacheSpec
+from tinygpt.cache.spec import PREFILL_CHUNK
 from tinygpt.cli.eval_inputs import advise, read_caches
 from tinygpt.cli.eval_table import NONE, aligned
 from tinygpt.cli.output import TextOutput, note, write_json
@@ -22,7 +23,6 @@ from tinygpt.errors import ConfigError
 from tinygpt.evaluate.bench import BenchResult, Ours, Pair, Race, pairs, run_races, summarise
 from tinygpt.evaluate.mlx_lm import MlxLm
 from tinygpt.evaluate.roofline import bandwidth, decode_floor, prefill_floor, weight_bytes
-from tinygpt.generate import PREFILL_CHUNK
 from tinygpt.io.load import layout_of, load_model, open_checkpoint
 
 CACHES = ("full", "int8", "int4")

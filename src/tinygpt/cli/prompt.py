@@ -2,7 +2,7 @@
 
 One source: `--prompt`, `--prompt-file`, `--prompt-ids`, or, when none of them is given, stdin if it
 is a pipe or a regular file (so a terminal, /dev/null or a socket is never waited for). Text is
-taken exactly as it is, a last newline included. No prompt, or an empty one, starts from the
+taken exactly as it is, a last newline included. No prompt, or an empty text, starts from the
 model's BOS; a model without one starts from its first end token, and a byte-level model, which
 has neither, from a newline.
 """
@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,7 +104,7 @@ def decode_utf8(data: bytes, name: str) -> str:
 
 
 def parse_ids(data: bytes, name: str) -> tuple[int, ...]:
-    """Token ids from a JSON list, or from numbers apart by spaces, commas or lines."""
+    """At least one token id: a JSON list, or numbers apart by spaces, commas or lines."""
     text = decode_utf8(data, name).strip()
     if text.startswith("["):
         try:
@@ -113,12 +114,22 @@ def parse_ids(data: bytes, name: str) -> tuple[int, ...]:
         for index, item in enumerate(items):
             if type(item) is not int:
                 raise ConfigError(f"{name}: item {index} is {str(item)[:40]!r}, not a whole number")
-        return tuple(items)
+        return _at_least_one(items, name)
     words = text.replace(",", " ").split()
     for index, word in enumerate(words):
         if not re.fullmatch(r"-?[0-9]{1,18}", word):
             raise ConfigError(f"{name}: item {index} is {word[:40]!r}, not a whole number")
-    return tuple(map(int, words))
+    return _at_least_one(map(int, words), name)
+
+
+def _at_least_one(items: Iterable[int], name: str) -> tuple[int, ...]:
+    ids = tuple(items)
+    if not ids:
+        raise ConfigError(
+            f"--prompt-ids {name} holds no token id; give at least one, or leave out --prompt-ids "
+            "to start from the model's start token"
+        )
+    return ids
 
 
 def encode_prompt(
@@ -134,7 +145,7 @@ def encode_prompt(
     elif source.chat:
         from tinygpt.chat import render_chat
 
-        ids = tokenizer.encode_plain(render_chat(tokenizer, source.system, prompt.text))
+        ids = tokenizer.encode(render_chat(tokenizer, source.system, prompt.text))
     else:
         ids = tokenizer.encode(prompt.text) if prompt.text else [start_id(tokenizer)]
     _check_ids(ids, vocab_size, source.prompt_ids or "the prompt")

@@ -51,8 +51,34 @@ def figures_json(figures: Figures) -> dict[str, object]:
 
 
 def cache_json(cache: KVCache, seen: int) -> dict[str, object]:
-    """The cache for a program to read: tokens seen and held, bytes allocated, what was asked."""
-    return {"seen": seen, "held": cache.held, "bytes": cache.nbytes, "spec": asdict(cache.spec)}
+    """The cache for a program to read: tokens seen and held, bytes allocated.
+
+    `spec` is what was asked for, `resolved` what that came to.
+    """
+    return {
+        "seen": seen,
+        "held": cache.held,
+        "bytes": cache.nbytes,
+        "spec": asdict(cache.spec),
+        "resolved": resolved_json(cache),
+    }
+
+
+def resolved_json(cache: KVCache) -> dict[str, object]:
+    """The cache's options as used; those of packing are null where nothing is packed."""
+    from tinygpt.cache.report import dtype_name  # brings in MLX, which --help can do without
+
+    spec = cache.spec
+    packed = spec.bits is not None
+    return {
+        "precision": dtype_name(cache) if spec.precision == "full" else spec.precision,
+        "group": spec.group if packed else None,
+        "residual": spec.residual_for(spec.window) if packed else None,
+        "first_fp": max(spec.sinks, spec.first_fp) if packed else None,
+        "sink": spec.sinks,
+        "window": spec.window,
+        "positions": spec.positions,
+    }
 
 
 def banner(spec: CacheSpec, times_smaller: float) -> list[str]:
@@ -72,10 +98,11 @@ def banner(spec: CacheSpec, times_smaller: float) -> list[str]:
     return lines
 
 
-def finish_line(reason: str) -> str | None:
+def finish_line(reason: str, cached: bool) -> str | None:
     """Why the text ends, where that is not what was asked for."""
+    leave_out = "" if cached else "leave out --no-cache: "
     return {
-        "context": "stopped at the end of the model's learned positions; "
+        "context": f"stopped at the end of the model's learned positions; {leave_out}"
         "--streaming-llm-window M goes on",
         "interrupted": "interrupted",
         "closed": "stopped: nobody reads stdout any more",

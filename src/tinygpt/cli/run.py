@@ -132,7 +132,7 @@ class Run:
             generated_tokens=generation.decode_tokens,
             decode_seconds=generation.decode_seconds,
         )
-        line = finish_line(reason)
+        line = finish_line(reason, cached=cache is not None)
         if line is not None:
             self._say(line)
         self._say(report_line(figures, cached=cache is not None))

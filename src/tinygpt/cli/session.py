@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from tinygpt.blas import advice
-from tinygpt.cache.budget import bytes_per_token, cache_bytes, fitting_flags
+from tinygpt.cache.budget import cache_bytes, fitting_flags
 from tinygpt.cache.kv_cache import KVCache
 from tinygpt.cache.layout import CacheLayout
 from tinygpt.cache.resolve import Resolved, resolve_spec
@@ -26,7 +26,9 @@ from tinygpt.memory import free_memory
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.transformer import Transformer
 from tinygpt.tokenizer import Tokenizer
+from tinygpt.uncached import check_uncached_prompt
 
+LONG_TEXT = 1 << 17  # tokens; windows are full by then
 LONG_PREFILL = 256  # tokens; a shorter prompt is over before a faster BLAS would show
 Say = Callable[[str], None]
 
@@ -68,7 +70,8 @@ def open_session(options: SampleOptions, prompt: Prompt, say: Say) -> Session:
     hints = checkpoint.cache_hints if options.use_cache else {}
     resolved = resolve_spec(options.cache, hints, layout, context=config.context)
     if config.rope is None and resolved.spec.held is None:
-        check_prompt(len(ids), config.context)
+        check = check_prompt if options.use_cache else check_uncached_prompt
+        check(len(ids), config.context)
     started = time.perf_counter()
     model = load_model(checkpoint, options.weights_dtype)
     seconds = time.perf_counter() - started
@@ -109,9 +112,10 @@ def notes_before(
         lines += memory_warning(spec, layout, prompt_tokens, free_memory())
     total = math.inf if options.tokens is None else prompt_tokens + options.tokens
     if config.rope is not None and spec.held is None and total > config.context:
+        hint = "; --streaming-llm-window M keeps it within" if options.use_cache else ""
         lines.append(
             f"warning: this model was trained on texts of {config.context} tokens and may lose the "
-            "thread beyond; --streaming-llm-window M keeps it within"
+            f"thread beyond{hint}"
         )
     if prompt_tokens > LONG_PREFILL and not _on_gpu():
         lines += [line for line in [advice()] if line]
@@ -134,9 +138,9 @@ def memory_warning(
 
 
 def _times_smaller(spec: CacheSpec, layout: CacheLayout) -> float:
-    """How many times more an unpacked cache takes for each token of a long text."""
-    packed = CacheSpec(spec.precision, group=spec.group)
-    return bytes_per_token(CacheSpec(), layout) / bytes_per_token(packed, layout)
+    """How many times more the same cache takes for a long text if nothing is packed."""
+    unpacked = CacheSpec(sink=spec.sink, window=spec.window)
+    return cache_bytes(unpacked, layout, LONG_TEXT) / cache_bytes(spec, layout, LONG_TEXT)
 
 
 def _on_gpu() -> bool:

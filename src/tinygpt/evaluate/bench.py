@@ -16,7 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 from tinygpt.cache import CacheSpec, KVCache
-from tinygpt.generate import PREFILL_CHUNK, Generation
+from tinygpt.cache.spec import PREFILL_CHUNK
+from tinygpt.generate import Generation
 from tinygpt.models.transformer import Transformer
 
 WARM_UP = 8  # tokens of a run that is not counted: the first pays for threads and kernels

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from tinygpt.cache import CacheSpec, KVCache
-from tinygpt.generate import PREFILL_CHUNK, Feed, Generation
+from tinygpt.cache.spec import PREFILL_CHUNK
+from tinygpt.generate import Feed, Generation
 from tinygpt.models.transformer import Transformer
 
 PROMPTS = (  # their beginnings are those of the original's table

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from tinygpt.ops.quantize import Packed, dequantise
 
-# From this many query rows on, unpacking a block once beats multiplying with it packed: MLX's CPU
+# Above this many query rows, unpacking a block once beats multiplying with it packed: MLX's CPU
 # kernel costs per row what unpacking costs for the whole block at about this number.
 IN_PLACE_ROWS = 12
 

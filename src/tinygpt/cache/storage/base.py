@@ -43,6 +43,11 @@ class Storage(Protocol):
         ...
 
 
+def front(size: int, end: int, reserved: int | None) -> int:
+    """Room for the first `size` tokens once `end` are there: no more than a text of `reserved`."""
+    return size if reserved is None else min(size, max(end, reserved))
+
+
 def grown(capacity: int, needed: int, quantum: int, limit: int | None) -> int:
     """The capacity to allocate when `needed` exceeds `capacity`: a multiple of `quantum`.
 

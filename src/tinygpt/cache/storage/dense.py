@@ -11,7 +11,7 @@ import numpy as np
 
 from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.step import Step
-from tinygpt.cache.storage.base import grown, widened, write
+from tinygpt.cache.storage.base import front, grown, widened, write
 from tinygpt.ops.attention import DensePart, DenseView, Part, PartsView, View
 
 QUANTUM = 32  # tokens by which buffers grow at least
@@ -30,12 +30,14 @@ class Dense:
         self._ring = None if eviction.window is None else eviction.window + slack
         self._limit: int | None = self._ring
         self._slack = slack
+        self._reserved: int | None = None
         self._sinks: tuple[mx.array, mx.array] | None = None
         self._kept: tuple[mx.array, mx.array] | None = None
         self._pending: tuple[mx.array, mx.array, Step] | None = None
 
     def reserve(self, tokens: int) -> None:
         """See `Storage`."""
+        self._reserved = tokens
         if self._ring is None:
             self._limit = tokens
         else:
@@ -45,8 +47,7 @@ class Dense:
         """See `Storage`."""
         kept = max(0, tokens - self._sink)
         kept = kept if self._ring is None else min(kept, self._ring)
-        sinks = self._sink if tokens else 0
-        return 2 * (sinks + kept) * self._head_dim * self._dtype.size
+        return 2 * (min(self._sink, tokens) + kept) * self._head_dim * self._dtype.size
 
     def arrays(self) -> dict[str, mx.array]:
         """See `Storage`."""
@@ -84,8 +85,11 @@ class Dense:
             self._write(keys, values, step)
 
     def _write_sinks(self, keys: mx.array, values: mx.array, step: Step) -> None:
+        size = front(self._sink, step.end, self._reserved)
         if self._sinks is None:
-            self._sinks = _zeros(keys.shape[0], self._sink, self._head_dim, self._dtype)
+            self._sinks = _zeros(keys.shape[0], size, self._head_dim, self._dtype)
+        elif size > self._sinks[0].shape[1]:
+            self._sinks = widened(self._sinks[0], 1, size), widened(self._sinks[1], 1, size)
         end = min(step.end, self._sink)
         for buffer, new in zip(self._sinks, (keys, values), strict=True):
             write(buffer, 1, step.first, new[:, : end - step.first])

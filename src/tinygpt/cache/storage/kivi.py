@@ -17,7 +17,7 @@ import numpy as np
 
 from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.step import Step
-from tinygpt.cache.storage.base import widened, write
+from tinygpt.cache.storage.base import front, widened, write
 from tinygpt.cache.storage.packed_runs import PackedRuns
 from tinygpt.ops.attention import DensePart, PackedPart, Part, PartsView, View
 from tinygpt.ops.quantize import Packed, quantise_k, quantise_v
@@ -82,10 +82,12 @@ class KIVI:
         self._first: Pair | None = None
         self._tail: Pair | None = None
         self._pending: _Pending | None = None
+        self._reserved: int | None = None
 
     def reserve(self, tokens: int) -> None:
         """See `Storage`."""
         o = self._o
+        self._reserved = tokens
         self._runs.reserve((o.border(tokens - 1) - o.first) // o.group)
 
     def bytes_for(self, tokens: int) -> int:
@@ -97,7 +99,7 @@ class KIVI:
         groups = (border - o.first) // o.group
         groups = groups if self._ring is None else min(groups, self._ring)
         waiting = max(0, tokens - max(o.first, o.border(tokens - 1 - o.slack)))
-        half = o.first + (self._tail_capacity(waiting, tokens) if waiting else 0)
+        half = min(o.first, tokens) + (self._tail_capacity(waiting, tokens) if waiting else 0)
         key_bytes = dim * (o.group * o.bits // 8 + 4)  # a float16 scale and zero a group
         value_bytes = o.group * (dim * o.bits // 8 + 4 * dim // o.value_group)
         return 2 * half * dim * o.half.size + groups * (key_bytes + value_bytes)
@@ -216,9 +218,12 @@ class KIVI:
         end = min(step.end, self._o.first)
         if step.first >= end:
             return
+        size = front(self._o.first, step.end, self._reserved)
         if self._first is None:
-            shape = (new[0].shape[0], self._o.first, self._head_dim)
+            shape = (new[0].shape[0], size, self._head_dim)
             self._first = mx.zeros(shape, self._o.half), mx.zeros(shape, self._o.half)
+        elif size > self._first[0].shape[1]:
+            self._first = widened(self._first[0], 1, size), widened(self._first[1], 1, size)
         for buffer, source in zip(self._first, new, strict=True):
             write(buffer, 1, step.first, source[:, : end - step.first])
 
