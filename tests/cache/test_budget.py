@@ -164,3 +164,24 @@ def test_sinks_and_first_tokens_take_no_more_than_a_reserved_text(precision: str
             assert layer.attend(mx.zeros((1, 2, 50, 64)), 1.0).shape == (1, 2, 50, 64)
         more.commit()
         assert more.seen == 60
+
+
+@pytest.mark.parametrize(("precision", "rows"), [("fp16", 1), ("int8", 16)])
+def test_a_step_does_not_unpack_the_whole_cache_at_once(precision: str, rows: int) -> None:
+    """Blocks are made float32 one after another; MLX runs a few operations ahead."""
+    tokens = 32768
+    layout = CacheLayout((LayerLayout(1, 64, None),))
+    cache = fed(CacheSpec(precision), layout, tokens, 2048, reserve=False)
+    cache.reserve(tokens + 256)
+    x = mx.random.normal((1, 1, rows, 64))
+    extra = []
+    for _ in range(6):
+        mx.eval(x)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        cache.layers[0].append(x, x)
+        mx.eval(cache.layers[0].attend(x, 0.1))
+        extra.append(mx.get_peak_memory() - before)
+        cache.commit()
+    whole = 2 * 64 * 4 * tokens  # bytes of all keys and values in float32
+    assert min(extra) <= whole / 2, f"{min(extra)} of {whole} bytes"

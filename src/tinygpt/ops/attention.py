@@ -7,7 +7,7 @@ folded to rows `[N, G·T, D]`, so a kv-head's keys are read once for all the hea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import mlx.core as mx
@@ -17,6 +17,7 @@ from tinygpt.ops.quantize import Packed, dequantise
 # Above this many query rows, unpacking a block once beats multiplying with it packed: MLX's CPU
 # kernel costs per row what unpacking costs for the whole block at about this number.
 IN_PLACE_ROWS = 12
+MANY = 512  # tokens; parts of that size are unpacked one after another
 
 
 class Part(Protocol):
@@ -30,12 +31,12 @@ class Part(Protocol):
     def allowed(self) -> mx.array | None: ...
     @property
     def sink(self) -> bool: ...
-    def scores(self, queries: mx.array) -> mx.array:
-        """`[N, rows, D]` to `[N, rows, n]`, float32."""
+    def scores(self, queries: mx.array, earlier: mx.array | None) -> mx.array:
+        """`[N, rows, D]` to `[N, rows, n]`, float32; unpacks only once `earlier` is there."""
         ...
 
-    def mix(self, weights: mx.array) -> mx.array:
-        """`[N, rows, n]` to `[N, rows, D]`, float32."""
+    def mix(self, weights: mx.array, earlier: mx.array | None) -> mx.array:
+        """`[N, rows, n]` to `[N, rows, D]`, float32; `earlier` as above."""
         ...
 
 
@@ -48,13 +49,13 @@ class DensePart:
     allowed: mx.array | None = None
     sink: bool = False
 
-    def scores(self, queries: mx.array) -> mx.array:
+    def scores(self, queries: mx.array, earlier: mx.array | None) -> mx.array:
         """See Part."""
-        return queries @ self.keys.astype(mx.float32).swapaxes(1, 2)
+        return queries @ _floats(self.keys, earlier).swapaxes(1, 2)
 
-    def mix(self, weights: mx.array) -> mx.array:
+    def mix(self, weights: mx.array, earlier: mx.array | None) -> mx.array:
         """See Part."""
-        return weights @ self.values.astype(mx.float32)
+        return weights @ _floats(self.values, earlier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +67,23 @@ class PackedPart:
     allowed: mx.array | None = None
     sink: bool = False
 
-    def scores(self, queries: mx.array) -> mx.array:
+    def scores(self, queries: mx.array, earlier: mx.array | None) -> mx.array:
         """See Part."""
-        return _times_packed(queries, self.keys)
+        return _times_packed(queries, self.keys, earlier)
 
-    def mix(self, weights: mx.array) -> mx.array:
+    def mix(self, weights: mx.array, earlier: mx.array | None) -> mx.array:
         """See Part."""
-        return _times_packed(weights, self.values)
+        return _times_packed(weights, self.values, earlier)
 
 
-def _times_packed(rows: mx.array, packed: Packed) -> mx.array:
+def _floats(array: mx.array, earlier: mx.array | None) -> mx.array:
+    return array if array.dtype == mx.float32 else _after(array, earlier).astype(mx.float32)
+
+
+def _times_packed(rows: mx.array, packed: Packed, earlier: mx.array | None) -> mx.array:
     # float32 rows: MLX's CPU kernel accumulates in their type, and half precision loses digits.
     if rows.shape[-2] > IN_PLACE_ROWS:
-        return rows @ dequantise(packed)
+        return rows @ dequantise(replace(packed, words=_after(packed.words, earlier)))
     return mx.quantized_matmul(
         rows,
         packed.words,
@@ -88,6 +93,11 @@ def _times_packed(rows: mx.array, packed: Packed) -> mx.array:
         group_size=packed.group,
         bits=packed.bits,
     )
+
+
+def _after(array: mx.array, earlier: mx.array | None) -> mx.array:
+    """`array`, for use only once `earlier` is computed: MLX would unpack all parts at once."""
+    return array if earlier is None else mx.depends(array, earlier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,13 @@ def attend_dense(queries: mx.array, view: DenseView) -> mx.array:
     )
 
 
+def _if_large(scores: mx.array, result: mx.array | None = None) -> mx.array | None:
+    """What to wait for, if a part's `scores` are those of many tokens: itself, or `result`."""
+    if scores.shape[-1] < MANY:
+        return None
+    return scores if result is None else result
+
+
 def attend_parts(
     queries: mx.array,
     sink_queries: mx.array,
@@ -137,9 +154,9 @@ def attend_parts(
     n_rows, heads, tokens, dim = queries.shape
     queries, sink_queries = queries.astype(mx.float32), sink_queries.astype(mx.float32)
 
-    def masked(part: Part) -> mx.array:
+    def masked(part: Part, earlier: mx.array | None) -> mx.array:
         rows = sink_queries if part.sink else queries
-        scores = part.scores(rows.reshape(n_rows, heads * tokens, dim))
+        scores = part.scores(rows.reshape(n_rows, heads * tokens, dim), earlier)
         if softcap is not None:
             scores = softcap * mx.tanh(scores / softcap)
         if part.allowed is None:
@@ -147,12 +164,15 @@ def attend_parts(
         by_head = scores.reshape(n_rows, heads, tokens, -1)
         return mx.where(part.allowed, by_head, -mx.inf).reshape(scores.shape)
 
-    scores = [masked(part) for part in view.parts]
+    scores: list[mx.array] = []
+    for part in view.parts:
+        scores.append(masked(part, _if_large(scores[-1]) if scores else None))
     weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
     out, start = None, 0
     for part, of_part in zip(view.parts, scores, strict=True):
         end = start + of_part.shape[-1]
-        mixed = part.mix(weights[..., start:end])
+        earlier = None if out is None else _if_large(of_part, out)
+        mixed = part.mix(weights[..., start:end], earlier)
         out, start = (mixed if out is None else out + mixed), end
     assert out is not None, "a query must see at least itself"
     return out.reshape(queries.shape)

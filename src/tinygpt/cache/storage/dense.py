@@ -15,7 +15,7 @@ from tinygpt.cache.storage.base import front, grown, widened, write
 from tinygpt.ops.attention import DensePart, DenseView, Part, PartsView, View
 
 QUANTUM = 32  # tokens by which buffers grow at least
-BLOCK = 1024  # tokens of one layer that are read in float32 at a time when stored in another type
+BLOCK = 1024  # tokens that are made float32 together when they are stored in another type
 
 
 class Dense:
