@@ -27,8 +27,8 @@ GOLDEN = [
 LOGIT_TOLERANCE = 1e-3  # float32 through 30 layers in another order of sums; logits reach 30
 TEXT_TOKENS = 640
 
-# Bounds of the mean KL divergence to the full cache over the text below, with room: measured
-# values are in docs/results.md. They tell the precisions apart from one another and from a bug.
+# Bounds of the mean KL divergence to the full cache over the text below, with room: `tinygpt eval`
+# gives the values. They tell the precisions apart from one another and from a bug.
 KL_BOUNDS = {"fp16": 1e-5, "int8": 2e-4, "int4": 4e-3, "int3": 2e-2, "int2": 0.4}
 
 
