@@ -22,7 +22,7 @@ import mlx.core as mx
 from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.generate import Feed
 
-CHUNKS = (64, 128, 256, 512, 1024, 2048)
+CHUNKS = (64, 128, 256, 512, 1024)
 CACHES = {
     "fp32": CacheSpec(),
     "int8": CacheSpec("int8"),

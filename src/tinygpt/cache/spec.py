@@ -16,7 +16,7 @@ POSITIONS = ("rolling", "absolute")
 GROUPS = (32, 64, 128)  # what mx.quantized_matmul accepts
 DEFAULT_SINK = 4
 DEFAULT_RESIDUAL = 32
-PREFILL_CHUNK = 256  # tokens
+PREFILL_CHUNK = 128  # tokens; measured on a CPU, see docs/cache.md
 MOST = 2**31 - 1  # what an index of an array can hold
 
 
