@@ -37,12 +37,11 @@ def export(symbols: Mapping[str, int]) -> None:
     """
     with open("/proc/self/exe", "rb") as executable:
         machine = struct.unpack_from("<H", executable.read(20), 18)[0]
+    # It stays open (children do not get it): the loader knows an object by its path, and would take
+    # the next one under a number that was used before for this one.
     descriptor = os.memfd_create("tinygpt-blas")
-    try:
-        os.write(descriptor, shared_object(symbols, machine))
-        ctypes.CDLL(f"/proc/self/fd/{descriptor}", mode=os.RTLD_GLOBAL)
-    finally:
-        os.close(descriptor)
+    os.write(descriptor, shared_object(symbols, machine))
+    ctypes.CDLL(f"/proc/self/fd/{descriptor}", mode=os.RTLD_GLOBAL)
     everything = ctypes.CDLL(None)
     for name, address in symbols.items():
         if address_of(everything[name]) != address:
