@@ -134,7 +134,6 @@ class Flag:
     metavar: str
     header: str | None = None
     default: object = None
-    choices: tuple[str, ...] | None = None
 
 
 def parse_choice(flag: str, choices: tuple[str, ...]) -> Callable[[str], object]:
@@ -193,7 +192,6 @@ FLAGS: tuple[Flag, ...] = (
         "|".join(PRECISIONS),
         header="kviBits",
         default=_DEFAULTS["precision"],
-        choices=PRECISIONS,
     ),
     Flag(
         "--kv-group",
@@ -202,7 +200,6 @@ FLAGS: tuple[Flag, ...] = (
         "Tokens of a key channel that share a scale (int8 to int2).",
         "32|64|128",
         default=_DEFAULTS["group"],
-        choices=tuple(map(str, GROUPS)),
     ),
     Flag(
         "--kv-residual",
@@ -244,7 +241,6 @@ FLAGS: tuple[Flag, ...] = (
         "Distance to the sinks: by place in the cache (rolling), or the original one (absolute).",
         "|".join(POSITIONS),
         default=_DEFAULTS["positions"],
-        choices=POSITIONS,
     ),
     Flag(
         "--kv-max-bytes",

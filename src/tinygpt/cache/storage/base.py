@@ -14,6 +14,8 @@ import mlx.core as mx
 from tinygpt.cache.step import Step
 from tinygpt.ops.attention import View
 
+Pair = tuple[mx.array, mx.array]  # keys and values, each [N, tokens, D]
+
 
 class Storage(Protocol):
     """Keeps one layer's tokens. `seen` tokens have been appended and not undone."""
@@ -46,6 +48,30 @@ class Storage(Protocol):
 def front(size: int, end: int, reserved: int | None) -> int:
     """Room for the first `size` tokens once `end` are there: no more than a text of `reserved`."""
     return size if reserved is None else min(size, max(end, reserved))
+
+
+def by_name(pairs: dict[str, Pair | None]) -> dict[str, mx.array]:
+    """The arrays of named pairs of keys and values, for `Storage.arrays`."""
+    return {
+        f"{name}_{what}": array
+        for name, pair in pairs.items()
+        if pair is not None
+        for what, array in zip(("keys", "values"), pair, strict=True)
+    }
+
+
+def write_front(buffers: Pair | None, new: Pair, step: Step, end: int, size: int) -> Pair:
+    """`buffers` of `size` tokens, made or widened, with the step's tokens below number `end`."""
+    if buffers is None:
+        n_rows, _, dim = new[0].shape
+        keys, values = (mx.zeros((n_rows, size, dim), source.dtype) for source in new)
+    elif size > buffers[0].shape[1]:
+        keys, values = (widened(buffer, 1, size) for buffer in buffers)
+    else:
+        keys, values = buffers
+    for buffer, source in zip((keys, values), new, strict=True):
+        write(buffer, 1, step.first, source[:, : end - step.first])
+    return keys, values
 
 
 def grown(capacity: int, needed: int, quantum: int, limit: int | None) -> int:

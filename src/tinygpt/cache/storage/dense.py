@@ -11,7 +11,7 @@ import numpy as np
 
 from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.step import Step
-from tinygpt.cache.storage.base import front, grown, widened, write
+from tinygpt.cache.storage.base import by_name, front, grown, widened, write, write_front
 from tinygpt.ops.attention import DensePart, DenseView, Part, PartsView, View
 
 QUANTUM = 32  # tokens by which buffers grow at least
@@ -51,13 +51,8 @@ class Dense:
 
     def arrays(self) -> dict[str, mx.array]:
         """See `Storage`."""
-        pairs = {"sink": self._sinks, "kept": self._kept, "pending": self._pending}
-        return {
-            f"{name}_{what}": array
-            for name, pair in pairs.items()
-            if pair is not None
-            for what, array in zip(("keys", "values"), pair[:2], strict=True)
-        }
+        pending = None if self._pending is None else self._pending[:2]
+        return by_name({"sink": self._sinks, "kept": self._kept, "pending": pending})
 
     def undo(self, seen: int) -> None:
         """See `Storage`. Slots are labelled by token numbers, so there is nothing to change."""
@@ -86,13 +81,8 @@ class Dense:
 
     def _write_sinks(self, keys: mx.array, values: mx.array, step: Step) -> None:
         size = front(self._sink, step.end, self._reserved)
-        if self._sinks is None:
-            self._sinks = _zeros(keys.shape[0], size, self._head_dim, self._dtype)
-        elif size > self._sinks[0].shape[1]:
-            self._sinks = widened(self._sinks[0], 1, size), widened(self._sinks[1], 1, size)
         end = min(step.end, self._sink)
-        for buffer, new in zip(self._sinks, (keys, values), strict=True):
-            write(buffer, 1, step.first, new[:, : end - step.first])
+        self._sinks = write_front(self._sinks, (keys, values), step, end, size)
 
     def _write(self, keys: mx.array, values: mx.array, step: Step) -> None:
         """Put the step's tokens, sinks left out, into their slots."""

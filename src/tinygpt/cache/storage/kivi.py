@@ -17,14 +17,12 @@ import numpy as np
 
 from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.step import Step
-from tinygpt.cache.storage.base import front, widened, write
+from tinygpt.cache.storage.base import Pair, by_name, front, widened, write, write_front
 from tinygpt.cache.storage.packed_runs import PackedRuns
 from tinygpt.ops.attention import DensePart, PackedPart, Part, PartsView, View
 from tinygpt.ops.quantize import Packed, quantise_k, quantise_v
 
 TAIL_QUANTUM = 8  # tokens by which the tail grows
-
-Pair = tuple[mx.array, mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +106,7 @@ class KIVI:
         """See `Storage`."""
         pending = None if self._pending is None else self._pending.new
         pairs = {"first": self._first, "tail": self._tail, "pending": pending}
-        dense = {
-            f"{name}_{what}": array
-            for name, pair in pairs.items()
-            if pair is not None
-            for what, array in zip(("keys", "values"), pair, strict=True)
-        }
-        return dense | self._runs.arrays()
+        return by_name(pairs) | self._runs.arrays()
 
     def undo(self, seen: int) -> None:
         """See `Storage`. A group that holds an undone token is packed anew when it is full."""
@@ -219,13 +211,7 @@ class KIVI:
         if step.first >= end:
             return
         size = front(self._o.first, step.end, self._reserved)
-        if self._first is None:
-            shape = (new[0].shape[0], size, self._head_dim)
-            self._first = mx.zeros(shape, self._o.half), mx.zeros(shape, self._o.half)
-        elif size > self._first[0].shape[1]:
-            self._first = widened(self._first[0], 1, size), widened(self._first[1], 1, size)
-        for buffer, source in zip(self._first, new, strict=True):
-            write(buffer, 1, step.first, source[:, : end - step.first])
+        self._first = write_front(self._first, new, step, end, size)
 
     def _newly_packed(self, new: Pair, step: Step) -> tuple[Packed, Packed] | None:
         """The groups between what is packed and the last query's border."""
