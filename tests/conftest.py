@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,17 @@ import pytest
 from tinygpt.io.checkpoint import Checkpoint
 from tinygpt.io.load import load_model, open_checkpoint
 from tinygpt.models.transformer import Transformer
+from tinygpt.ops import backend
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small arrays would only ever take MLX's kernels: every other test forces the other side."""
+    if "/cache/" in request.node.nodeid or "/models/" in request.node.nodeid:
+        side = zlib.crc32(request.node.nodeid.encode()) % 2
+        monkeypatch.setenv(backend.VARIABLE, ("mlx", "plain")[side])
 
 
 @pytest.fixture(scope="session")

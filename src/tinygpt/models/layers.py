@@ -10,6 +10,7 @@ from mlx import nn
 from tinygpt.cache import LayerCache
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import norm_names
+from tinygpt.ops.exponential import gelu_tanh, silu
 
 
 class RMSNorm(nn.Module):
@@ -96,9 +97,7 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self._act: Callable[[mx.array], mx.array] = (
-            nn.gelu_approx if config.mlp == "geglu" else nn.silu
-        )
+        self._act: Callable[[mx.array], mx.array] = gelu_tanh if config.mlp == "geglu" else silu
         self.gate_proj = nn.Linear(config.model_dim, config.mlp_dim, bias=config.mlp_bias)
         self.up_proj = nn.Linear(config.model_dim, config.mlp_dim, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.mlp_dim, config.model_dim, bias=config.mlp_bias)

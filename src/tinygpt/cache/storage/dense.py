@@ -12,7 +12,8 @@ import numpy as np
 from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.step import Step
 from tinygpt.cache.storage.base import by_name, front, grown, widened, write, write_front
-from tinygpt.ops.attention import DensePart, DenseView, Part, PartsView, View
+from tinygpt.ops.attention import DenseView, PartsView, View
+from tinygpt.ops.parts import DensePart, Part
 
 QUANTUM = 32  # tokens by which buffers grow at least
 BLOCK = 1024  # tokens that are made float32 together when they are stored in another type

@@ -19,7 +19,8 @@ from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.step import Step
 from tinygpt.cache.storage.base import Pair, by_name, front, widened, write, write_front
 from tinygpt.cache.storage.packed_runs import PackedRuns
-from tinygpt.ops.attention import DensePart, PackedPart, Part, PartsView, View
+from tinygpt.ops.attention import PartsView, View
+from tinygpt.ops.parts import DensePart, PackedPart, Part
 from tinygpt.ops.quantize import Packed, quantise_k, quantise_v
 
 TAIL_QUANTUM = 8  # tokens by which the tail grows
