@@ -2,13 +2,14 @@
 
 MLX computes one exponential at a time on a CPU; that is most of an attention over many tokens. Here
 2^y is split into a power of two, made of bits, and a polynomial of degree 5 on [−½, ½]: plain
-operations that do run several elements at a time, 3 ns in all. The relative error is 2e-7, as float32's.
-Elsewhere, and for few elements, MLX's own functions are used: see `ops.backend`.
+operations that do run several elements at a time, 3 ns in all. The relative error is 2e-7, that of
+float32. Elsewhere, and for few elements, MLX's own functions are used: see `ops.backend`.
 """
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import mlx.core as mx
 from mlx import nn
@@ -16,9 +17,9 @@ from mlx import nn
 from tinygpt.ops.backend import prefers_plain
 
 LEAST = 8192  # elements; below, the number of operations costs more than their arithmetic
-LEAST_ALONE = 32768  # the same for one softmax by itself, whose largest and sum are operations too
+LEAST_ALONE = 32768  # for a softmax at once, whose largest and sum are operations too
 LOG2_E = 1 / math.log(2)
-# From 2^−126 down a float32 has no bits for its exponent; −127 gives 0, and what is between is tiny.
+# From 2^−126 down float32 has no bits for the exponent; −127 gives 0, what is between is tiny.
 LOWEST, HIGHEST = -127.0, 126.0
 # 2^f on [−½, ½] to 2e-7, the least largest error with 2^0 = 1: at LOWEST all bits must cancel
 POLYNOMIAL = (1.0, 0.693147004, 0.240222424, 0.0555073358, 0.00967151299, 0.00132647273)
@@ -47,13 +48,15 @@ def softmax(scores: mx.array) -> mx.array:
 
 def silu(x: mx.array) -> mx.array:
     """x · sigmoid(x), in the type of `x`."""
-    return nn.silu(x) if _is_left_to_mlx(x) else _times_sigmoid(x, x * LOG2_E)
+    if _is_left_to_mlx(x):
+        return cast(mx.array, nn.silu(x))
+    return _times_sigmoid(x, x * LOG2_E)
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
     """GELU in its tanh form (Hendrycks and Gimpel, 2016, arXiv 1606.08415), in the type of `x`."""
     if _is_left_to_mlx(x):
-        return nn.gelu_approx(x)
+        return cast(mx.array, nn.gelu_approx(x))
     argument = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
     return _times_sigmoid(x, argument * LOG2_E)
 
