@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,10 +24,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from machine import machine, versions
 from tinygpt.blas import preload
 
 preload()  # before MLX is imported
@@ -178,24 +177,17 @@ def start_up(model: Path, repeat: int) -> dict[str, float]:
 
 def configuration(given: argparse.Namespace, model: Transformer) -> dict[str, Any]:
     """What the figures depend on."""
-    versions = {name: metadata.version(name) for name in ("tinygpt", "mlx", "mlx-lm", "numpy")}
     return {
         "model": given.model.name,
         "text": given.text.name,
         "dtype": str(model.dtype).removeprefix("mlx.core."),
         "device": str(mx.default_device()),
-        "machine": f"{platform.system()} {platform.machine()}, {_cores()} cores",
+        "machine": machine(),
         "date": date.today().isoformat(),
         "tokens_a_turn": given.tokens,
-        "versions": versions,
+        "versions": versions(),
         "weight_bytes": weight_bytes(model),
     }
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,16 +15,16 @@ smollm2=.cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 demo=${DEMO:-src/tinygpt/data/demo.tinygpt}
 venv=${VENV:-.venv}
 python=$venv/bin/python
-novel=4097 windows=12001 greedy=60 smoke=500 demo_long=50000 long=5000
+novel=4097 choice=2049 windows=12001 greedy=60 smoke=500 demo_long=50000 long=5000
 keys=512,1024 depths=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9
-lengths=128,512,1024 decode=64
+lengths=128,1024 decode=64 prompts="100 2000 6000"
 case "${1:-}" in
     "") ;;
     --long) long=50000 ;;
     --quick)
         out=.cache/results_quick publish=
-        novel=60 windows=300 greedy=3 smoke=10 demo_long=200 long=10
-        keys=300 depths=0.5 lengths=32 decode=4
+        novel=60 choice=60 windows=300 greedy=3 smoke=10 demo_long=200 long=10
+        keys=300 depths=0.5 lengths=32 decode=4 prompts="20 40"
         ;;
     *)
         echo "reproduce.sh: $1 is neither --long nor --quick" >&2
@@ -81,6 +81,7 @@ PYTHON=$python scripts/fetch_model.sh "$python"
 "$python" scripts/results_texts.py "$texts"
 mkdir -p "$out"
 
+"$python" scripts/machine.py "$out/machine.json"
 [ -f "$out/bytes.json" ] || "$python" scripts/cache_bytes.py "$out/bytes.json"
 "$python" -m tinygpt eval "$smollm2" --greedy "$greedy" --cache fp32 fp16 bf16 int8 int4 int3 int2 \
     --json "$out/greedy.json" --resume > /dev/null
@@ -93,6 +94,9 @@ done
 quality windows emma "$windows" --cache full sink=0,window=260 \
     sink=4,window=256,positions=absolute sink=4,window=256 int8,sink=4,window=256 \
     int4,sink=4,window=256
+quality defaults prideprejudice "$choice" --cache int8 int8,group=64 int8,group=128 int8,residual=0 \
+    int8,residual=128 int4 int4,group=64 int4,group=128 int4,residual=0 int4,residual=8 \
+    int4,residual=64 int4,residual=128 int4,first_fp=0 int3 int3,residual=128 int2 int2,residual=128
 say "passkey"
 "$python" -m tinygpt eval "$smollm2" --passkey --lengths "$keys" --depths "$depths" \
     --cache full int8 int4 int2 sink=4,window=256 int4,sink=4,window=256 \
@@ -102,6 +106,11 @@ if [ ! -f "$out/bench.json" ]; then
     "$python" -m tinygpt bench "$smollm2" --lengths "$lengths" --tokens "$decode" --roofline \
         --json "$out/bench.json" --cache full int8 int4 int8,sink=4,window=256 \
         ${versus[@]+"${versus[@]}"} > /dev/null
+fi
+if [ ! -f "$out/decode.json" ] && [ -n "${versus[*]-}" ]; then
+    say "decode, beside mlx-lm"
+    "$python" scripts/bench_decode.py "$smollm2" --text "$texts/emma.txt" --json "$out/decode.json" \
+        --lengths $prompts
 fi
 if [ -f "$demo" ]; then
     long_run long_demo "$demo" "$demo_long"

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+
+from results_speed import bench_section, decode_section, long_section
+from results_tables import code, megabytes, number, table
 
 HEAD = """# Results
 
 Every table here is the output of `scripts/reproduce.sh`, written by `scripts/results_page.py` from
-the files in `docs/results/`. Bytes are those of all allocated arrays, in decimal units.
+the files in `docs/results/`. Bytes are those of all allocated arrays, in decimal units. Where no
+other model is named it is SmolLM2-135M-Instruct (Q4_1 in a GGUF file), computed in float32.
 """
 TEXTS = {
     "emma": "*Emma*",
@@ -24,22 +28,9 @@ TEXTS = {
 }
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column to the left, the others to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def code(text: str) -> str:
-    return f"`{text}`"
-
-
-def number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-def megabytes(count: float) -> str:
-    return f"{count / 1e6:.2f} MB"
+def machine_section(found: dict) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return f"Made on {found['machine']}, {found['date']}; {versions}.\n"
 
 
 def bytes_section(found: dict) -> str:
@@ -112,8 +103,16 @@ QUALITY_HEAD = "cache tokens perplexity ± bits/byte KL-mean KL-p99 KL-max top-1
 
 def kivi_section(found: dict, text: str) -> str:
     return (
-        f"## Precision, on {TEXTS[text]}\n\nKL and top-1 against the full cache of the same "
-        "weights. Rows of mlx-lm are its own caches in its own model code on these weights.\n\n"
+        f"## Precision, on {TEXTS[text]}\n\n{_source(found)} KL and top-1 against the "
+        "full cache of the same weights. Rows of mlx-lm are its own caches in its own model code "
+        "on these weights.\n\n" + table(QUALITY_HEAD.split(), quality_rows(found))
+    )
+
+
+def defaults_section(found: dict) -> str:
+    return (
+        f"## Groups, residual and first tokens\n\n{_source(found)} What is not named is "
+        "the default: groups of 32, residual 32, first_fp 4.\n\n"
         + table(QUALITY_HEAD.split(), quality_rows(found))
     )
 
@@ -127,8 +126,8 @@ def windows_section(found: dict) -> str:
         rows.append([code(one["cache"]), *(number(by_start.get(at), ".2f") for at in starts)])
     head = ["perplexity at", *(f"{at:,}–{stops[at]:,}" for at in starts)]
     return (
-        f"## Bounded caches, on {TEXTS['emma']}\n\nThe full cache ends at the model's context of "
-        f"{found['context']:,} tokens.\n\n"
+        f"## Bounded caches, on {TEXTS['emma']}\n\n{_source(found)} The full cache ends "
+        f"at the model's context of {found['context']:,} tokens.\n\n"
         + table(QUALITY_HEAD.split(), quality_rows(found))
         + "\n"
         + table(head, rows)
@@ -148,69 +147,22 @@ def passkey_section(found: dict) -> str:
     )
 
 
-def bench_section(found: dict) -> str:
-    rows = [
-        [
-            code(one["cache"]),
-            f"{one['length']:,}",
-            f"{one['prefill_tokens_per_second']:.0f}",
-            f"{1000 * one['first_token_seconds']:.0f}",
-            f"{one['decode_tokens_per_second']:.1f}",
-            *(f"{1000 * one[f'latency_p{p}']:.1f}" for p in (50, 90, 99)),
-            number(1000 * one["decode_floor_seconds"], ".1f"),
-            megabytes(one["bytes"]),
-            megabytes(one["peak_bytes"]),
-        ]
-        for one in found["bench"]
-    ]
-    head = ["cache", "prompt", "prefill tok/s", "first token ms", "decode tok/s", "p50 ms", "p90"]
-    text = (
-        f"## Speed\n\nMedians of alternated runs, {found['tokens']} tokens each. The floor is the "
-        f"time to read the weights and the cache once, at the {found['bandwidth'] / 1e9:.1f} GB/s "
-        "that were measured in the same run.\n\n"
-        + table([*head, "p99", "floor ms", "cache", "peak"], rows)
+def _source(found: dict) -> str:
+    texts = ", ".join(
+        f"{one['tokens']:,} tokens of {Path(one['file']).name}" for one in found["texts"]
     )
-    if not found["pairs"]:
-        return text
-    pairs = [
-        [
-            code(one["cache"]),
-            f"{one['length']:,}",
-            *(_ratios(one[k]) for k in ("prefill", "decode")),
-        ]
-        for one in found["pairs"]
-    ]
-    head = ["times as fast as mlx-lm", "prompt", "prefill, pair by pair", "decode, pair by pair"]
-    return text + "\n" + table(head, pairs)
-
-
-def long_section(found: dict) -> str:
-    rows = [
-        [
-            f"{row['tokens']:,}",
-            f"{row['seconds']:.2f}",
-            f"{row['bytes']:,}",
-            megabytes(row["peak_bytes"]),
-        ]
-        for row in found["long"]
-    ]
-    return (
-        f"## A long generation on {found['model']}\n\nWith `{found['cache']}`. Seconds are those "
-        "of the last thousand tokens, the peak is the highest within them.\n\n"
-        + table(["tokens", "seconds", "cache bytes", "peak memory"], rows)
-    )
-
-
-def _ratios(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.2f}" for value in values)
+    return f"{texts}, teacher-forced."
 
 
 SECTIONS: dict[str, Callable[[dict], str]] = {
+    "machine": machine_section,
     "bytes": bytes_section,
     "greedy": greedy_section,
     **{f"kivi_{text}": lambda found, text=text: kivi_section(found, text) for text in TEXTS},
+    "defaults": defaults_section,
     "windows": windows_section,
     "passkey": passkey_section,
+    "decode": decode_section,
     "bench": bench_section,
     "long_demo": long_section,
     "long_smollm2": long_section,

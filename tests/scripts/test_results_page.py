@@ -27,6 +27,26 @@ RESULT = {
     "bytes_per_token": 8847.0,
     "by_position": [PART],
 }
+TEXTS = [{"file": "own.txt", "tokens": 10}]
+SIDE = {
+    "prefill_seconds": 4.0,
+    "step_seconds": 0.05,
+    "bytes": 2_500_000,
+    "peak_bytes": 6e8,
+    "floor_seconds": 0.0401,
+}
+DECODED = {
+    "cache": "int8",
+    "length": 2000,
+    "peer_is_unquantised": False,
+    "peer_prefill_was_dense": True,
+    "tinygpt": SIDE,
+    "mlx_lm": {**SIDE, "bytes": 3_500_000},
+    "prefill_ratio": 1.125,
+    "decode_ratio": 1.5,
+    "decode_ratios": [1.5, 1.25, 1.75],
+    "peak_ratio": 0.625,
+}
 MATCH = {"cache": "int8", "prompt": "Once", "tokens": 60, "matched": 45, "margin": 0.0625}
 FILES: dict[str, dict] = {
     "bytes": {
@@ -34,8 +54,23 @@ FILES: dict[str, dict] = {
         "bytes": [{"cache": "int4", "tokens": 500, "bytes": 2_364_000}],
     },
     "greedy": {"greedy": [MATCH, {**MATCH, "prompt": "In", "matched": 60, "margin": None}]},
-    "kivi_own": {"results": [RESULT]},
-    "windows": {"context": 8192, "results": [RESULT]},
+    "machine": {"machine": "Linux", "date": "2026-11-30", "versions": {"mlx": "1"}},
+    "kivi_own": {"texts": TEXTS, "results": [RESULT]},
+    "defaults": {"texts": TEXTS, "results": [{**RESULT, "cache": "int4,residual=0"}]},
+    "windows": {"texts": TEXTS, "context": 8192, "results": [RESULT]},
+    "decode": {
+        "configuration": {
+            "model": "m.gguf",
+            "dtype": "float32",
+            "text": "emma.txt",
+            "machine": "Linux",
+            "date": "2026-11-30",
+            "tokens_a_turn": 8,
+        },
+        "bandwidth": 1e10,
+        "start_up_seconds": {"tinygpt": 0.75},
+        "decode": [DECODED],
+    },
     "long_demo": {
         "model": "demo",
         "cache": "int8",
@@ -63,6 +98,11 @@ def test_every_figure_of_the_files_is_on_the_page(results_page: ModuleType, tmp_
         "| `int8` | 45/60 | 60/60 | 87.5% | 0.0625 |",
         "| `int4` | 9 | 31.250 | 1.500 | 1.0625 | 0.0012 | 0.5 | – | 97.50% | 1.25 MB | 8,847 |",
         "| `int4` | 31.25 |",
+        "Made on Linux, 2026-11-30; mlx 1.",
+        "| `int4,residual=0` | 9 | 31.250 | 1.500 | 1.0625 | 0.0012 | 0.5 | – | 97.50% | 1.25 MB | "
+        "8,847 |",
+        "| `int8` | 2,000 | the same, dense prefill | 500 | 1.12 | 20.0 | 1.50 | 1.25–1.75 | 50.0 "
+        "| 40.1 | 2.50 MB | 3.50 MB | 600 MB | 0.62 |",
         "| 1,000 | 2.50 | 4,480 | 1.00 MB |",
     ):
         assert line in page.splitlines()
