@@ -72,8 +72,10 @@ draw() {
     local names=(kivi_emma.json windows.json passkey.json bench.json long_smollm2.json)
     [ ! -f "$out/long_demo.json" ] || names+=(long_demo.json)
     "$python" -m tinygpt plot "${names[@]/#/$out/}" -o "$out" > /dev/null
-    "$python" -m tinygpt attention "$smollm2" --text "$texts/emma.txt" --layer 20 -o "$out" \
-        > "$out/attention.txt"
+    "$python" -m tinygpt attention "$smollm2" --text "$texts/emma.txt" --tokens 512 --layer 20 \
+        --window 256 --json "$out/sinks_smollm2.json" -o "$out" > /dev/null
+    [ ! -f "$demo" ] || "$python" -m tinygpt attention "$demo" --text "$texts/persuasion.txt" \
+        --tokens 512 --layer 3 --window 128 --json "$out/sinks_demo.json" -o "$out" > /dev/null
 }
 
 install

@@ -134,6 +134,22 @@ def windows_section(found: dict) -> str:
     )
 
 
+def sinks_section(found: dict) -> str:
+    layers = found["sink_mass"]
+    queries = range(found["tokens"] // 2, found["tokens"])
+    even = sum(min(1.0, found["sinks"] / (query + 1)) for query in queries) / len(queries)
+    rows = [
+        [str(at), f"{sum(heads) / len(heads):.1%}", f"{min(heads):.1%}", f"{max(heads):.1%}"]
+        for at, heads in enumerate(layers)
+    ]
+    return (
+        f"## Attention sinks of {found['model']}\n\nThe share of attention that goes to the first "
+        f"{found['sinks']} tokens, averaged over the later half of {found['tokens']} tokens of "
+        f"{found['text']}; {even:.1%} if all tokens got the same.\n\n"
+        + table(["layer", "mean of heads", "least", "most"], rows)
+    )
+
+
 def passkey_section(found: dict) -> str:
     cells = {(one["cache"], one["length"], one["depth"]): one for one in found["passkey"]}
     depths = sorted({one["depth"] for one in found["passkey"]})
@@ -161,6 +177,8 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
     **{f"kivi_{text}": lambda found, text=text: kivi_section(found, text) for text in TEXTS},
     "defaults": defaults_section,
     "windows": windows_section,
+    "sinks_smollm2": sinks_section,
+    "sinks_demo": sinks_section,
     "passkey": passkey_section,
     "decode": decode_section,
     "bench": bench_section,

@@ -1,4 +1,4 @@
-"""Writes the texts of `reproduce.sh` into a directory: two novels, and this project's own docs.
+"""Writes the texts of `reproduce.sh` into a directory: three novels, and this project's own docs.
 
     python scripts/results_texts.py .cache/texts
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from austen import fetch_novels
 
 ROOT = Path(__file__).parents[1]
-NOVELS = ("emma", "prideprejudice")
+NOVELS = ("emma", "prideprejudice", "persuasion")
 
 
 def own_words() -> str:

@@ -96,8 +96,13 @@ def test_attention_is_drawn_and_summed_up(
 ) -> None:
     pytest.importorskip("matplotlib")
     line = ("attention", rope, "--text", result, "-o", tmp_path, "--tokens", 60)
-    done = cli(*line, "--layer", 1, "--window", 16)
+    shares = tmp_path / "shares.json"
+    done = cli(*line, "--layer", 1, "--window", 16, "--json", shares)
     assert done.status == 0, done.notes
+    written = json.loads(shares.read_text())
+    by_layer = " ".join(f"{sum(heads) / len(heads):.1%}" for heads in written["sink_mass"])
+    assert f"by layer {by_layer}\n" in done.text.decode()
+    assert len(written["sink_mass"]) == 2 and written["sinks"] == 4
     assert (tmp_path / "rope_sinks.png").is_file() and (tmp_path / "rope_layer1.png").is_file()
     assert "layer 1: 4 + 16 keeps" in done.text.decode()
     whole = cli(*line, "--window", 60)

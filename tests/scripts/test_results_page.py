@@ -58,6 +58,13 @@ FILES: dict[str, dict] = {
     "kivi_own": {"texts": TEXTS, "results": [RESULT]},
     "defaults": {"texts": TEXTS, "results": [{**RESULT, "cache": "int4,residual=0"}]},
     "windows": {"texts": TEXTS, "context": 8192, "results": [RESULT]},
+    "sinks_demo": {
+        "model": "demo.tinygpt",
+        "text": "emma.txt",
+        "tokens": 100,
+        "sinks": 1,
+        "sink_mass": [[0.25, 0.75], [0.001, 0.003]],
+    },
     "decode": {
         "configuration": {
             "model": "m.gguf",
@@ -98,6 +105,7 @@ def test_every_figure_of_the_files_is_on_the_page(results_page: ModuleType, tmp_
         "| `int8` | 45/60 | 60/60 | 87.5% | 0.0625 |",
         "| `int4` | 9 | 31.250 | 1.500 | 1.0625 | 0.0012 | 0.5 | – | 97.50% | 1.25 MB | 8,847 |",
         "| `int4` | 31.25 |",
+        "| 0 | 50.0% | 25.0% | 75.0% |",
         "Made on Linux, 2026-11-30; mlx 1.",
         "| `int4,residual=0` | 9 | 31.250 | 1.500 | 1.0625 | 0.0012 | 0.5 | – | 97.50% | 1.25 MB | "
         "8,847 |",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tinygpt.cli.output import TextOutput
+from tinygpt.cli.output import TextOutput, check_writable, write_json
 from tinygpt.cli.plot import out_directory
 from tinygpt.errors import ConfigError
 
@@ -38,8 +38,17 @@ from tinygpt.errors import ConfigError
     "--window", type=click.IntRange(1), default=64, show_default=True, help="Last tokens."
 )
 @click.option("--format", "ending", type=click.Choice(["png", "svg", "pdf"]), default="png")
+@click.option("--json", type=click.Path(path_type=Path), metavar="FILE", help="Write the shares.")
 def attention(
-    model: Path, text: str, out: Path, tokens: int, layer: int, sinks: int, window: int, ending: str
+    model: Path,
+    text: str,
+    out: Path,
+    tokens: int,
+    layer: int,
+    sinks: int,
+    window: int,
+    ending: str,
+    json: Path | None,
 ) -> int:
     """Draw where MODEL looks while it reads a text. Needs matplotlib.
 
@@ -57,6 +66,8 @@ def attention(
     from tinygpt.plot.canvas import check_matplotlib, save
 
     check_matplotlib()
+    if json is not None:
+        check_writable(json, "--json")
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
     if layer >= config.layers:
@@ -76,6 +87,11 @@ def attention(
         target = out / f"{model.stem}_{name}.{ending}"
         save(figure, target)
         output.write(f"{target}\n")
-    output.write(f"attention on {sinks} sinks: {maps.sink_mass.mean():.1%}\n")
+    by_layer = " ".join(f"{mass:.1%}" for mass in maps.sink_mass.mean(axis=1))
+    output.write(f"attention on {sinks} sinks: {maps.sink_mass.mean():.1%}, by layer {by_layer}\n")
     output.write(f"layer {layer}: {sinks} + {window} keeps {share:.1%} of the attention\n")
+    if json is not None:
+        shares = {"sink_mass": maps.sink_mass.tolist(), "layer": layer, "kept": share}
+        asked = {"model": model.name, "text": Path(text).name, "tokens": len(ids)}
+        write_json(json, asked | {"sinks": sinks, "window": window} | shares)
     return 0

@@ -85,13 +85,13 @@ class BenchRun:
     def go(self, output: TextOutput) -> int:
         """Run, print, and return the exit status."""
         options = self._options
-        self._signals.patient = True
         rate = bandwidth() if options.roofline else None
         try:
             run_races(self._races, self._prompts, options.tokens, options.repeat, self._reach)
-        except Interrupted:
+        except Interrupted:  # at once, in the middle of a run: it may take minutes, and is lost
             note("interrupted; what is done follows")
         finally:
+            self._signals.patient = True  # from here on there is only printing
             self._progress.close()
         if rate is not None:
             rate = max(rate, bandwidth())  # the machine may have been busy with something else
