@@ -1,6 +1,6 @@
 """`python -m tinygpt`."""
 
-from tinygpt.cli.main import main
+from tinygpt.cli.start import main
 
 if __name__ == "__main__":
     main()

@@ -126,7 +126,7 @@ class Generation:
         self._on_prefill = on_prefill or (lambda done: None)
         self.finish_reason: str | None = None
         self.prefill_tokens = self.decode_tokens = 0
-        self.prefill_seconds = self.decode_seconds = 0.0
+        self.prefill_seconds = self.decode_seconds = self._started = 0.0
         if tokens is not None:
             cache.reserve(len(prompt_ids) + tokens)
 
@@ -139,10 +139,10 @@ class Generation:
         if self._tokens == 0:
             self.finish_reason = "length"
             return
-        start = time.perf_counter()
+        self._started = time.perf_counter()
         logits = self._feed.prefill(self._prompt, self._prefilled)
         token = self._sample(logits)
-        self.prefill_seconds = time.perf_counter() - start
+        self.prefill_seconds = time.perf_counter() - self._started
         start = time.perf_counter()
         for count in itertools.count(1):
             following = self._launch(token, count)
@@ -161,6 +161,7 @@ class Generation:
 
     def _prefilled(self, done: int) -> None:
         self.prefill_tokens = done
+        self.prefill_seconds = time.perf_counter() - self._started  # it may be interrupted
         self._on_prefill(done)
 
     def _launch(self, token: mx.array, count: int) -> mx.array | None:

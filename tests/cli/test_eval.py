@@ -164,21 +164,22 @@ def test_ctrl_c_prints_what_is_done_and_resume_goes_on(
     rope: Path, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    line = ["eval", str(rope), "--text", str(text), "--cache", "fp16", "int8", "int4"]
+    caches = ["fp32", "fp16", "bf16", "int8", "int4", "int2"]  # four are measured in lockstep
+    line = ["eval", str(rope), "--text", str(text), "--cache", *caches]
     line += ["--tokens", "100", "--prefill-chunk", "25", "--json", str(out)]
-    status = run(line, StopsAfter(6))  # a cache takes 4 chunks
+    status = run(line, StopsAfter(6))  # the text has 4 chunks
     table = capfd.readouterr().out
     assert status == 130
-    assert "interrupted before its end: int8" in table
+    assert "interrupted before its end: int4\ninterrupted before its end: int2\n" in table
     first = results(out)
-    assert [one["tokens"] for one in first.values()] == [99, 50]
-    assert json.loads(out.read_text())["unfinished"] == ["int8"]
+    assert [one["tokens"] for one in first.values()] == [99, 99, 99, 99, 50, 50]
+    assert json.loads(out.read_text())["unfinished"] == ["int4", "int2"]
     assert run([*line, "--resume"], Signals()) == 0
     second = results(out)
-    assert [one["tokens"] for one in second.values()] == [99, 99, 99]
+    assert [one["tokens"] for one in second.values()] == [99] * 6
     assert second["fp16"] == first["fp16"], "a finished cache was measured again"
     assert json.loads(out.read_text())["unfinished"] == []
-    assert run([*line, "--resume", "int2"], Signals()) == 2
+    assert run([*line, "--resume", "int3"], Signals()) == 2
 
 
 def test_resume_adds_a_measurement_of_another_kind(
@@ -321,4 +322,13 @@ def test_a_failure_comes_after_the_table_of_what_was_done(
     assert done.status == 1
     assert "error: fp32: the logits for position 101 are not finite" in done.notes
     assert "interrupted before its end: fp32" in done.text.decode()
-    assert json.loads(out.read_text())["unfinished"] == ["fp32"]
+    assert json.loads(out.read_text())["unfinished"] == ["fp32", "fp16"]
+
+
+@pytest.mark.parametrize("given", ["int4", "int8,sink=4,window=256", "window=64"])
+def test_a_cache_that_was_taken_for_the_model_is_told_apart(
+    refused: Callable, text: Path, given: str
+) -> None:
+    said = refused("eval", "--text", text, "--cache", "int8", given)
+    assert f"no MODEL given: {given} looks like a cache" in said
+    assert "no MODEL given" in refused("bench", "--cache", "int8", given)

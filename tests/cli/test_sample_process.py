@@ -223,3 +223,26 @@ def test_the_console_script_and_the_module_are_the_same(tinygpt: Callable) -> No
         pytest.skip("the package is not installed here")
     done = subprocess.run([script, "--version"], capture_output=True, text=True)
     assert done.stdout == tinygpt("--version").text.decode()
+
+
+def test_ctrl_c_while_the_program_is_still_loading_ends_it_without_a_word() -> None:
+    """The signal comes with the first import, long before the handlers of the command line."""
+    code = (
+        "import importlib.abc, os, signal, sys\n"
+        "class Early(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'click':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "from tinygpt.cli.start import main\n"
+        "sys.meta_path.insert(0, Early())\n"
+        "sys.argv[1:] = ['--version']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_an_empty_pipe_is_no_prompt_and_that_is_said(tinygpt: Callable, learned: Path) -> None:
+    done = tinygpt("sample", learned, "--tokens", 2, "--seed", 1, input=b"")
+    assert done.status == 0
+    assert "stdin is empty: the text starts from nothing" in done.notes

@@ -42,9 +42,9 @@ def evaluate(
     model: Transformer, spec: CacheSpec, *texts: Text, chunk: int = 256, batch: int = 1
 ) -> Result:
     reference = contestant(model, "full", CacheSpec())
-    quality = Quality(contestant(model, "it", spec), reference, chunk=chunk, batch=batch)
+    quality = Quality([contestant(model, "it", spec)], reference, chunk=chunk, batch=batch)
     quality.run(texts, lambda fed: None)
-    return quality.result
+    return quality.results[0]
 
 
 def oracle_log_probabilities(small: SmallModel, ids: tuple[int, ...]) -> np.ndarray:
@@ -191,14 +191,32 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_position() -> No
 def test_a_result_can_be_asked_for_in_the_middle() -> None:
     model = small_model("mha").build()
     full: Contestant = contestant(model, "full", CacheSpec())
-    quality = Quality(full, full, chunk=16, batch=1)
+    other = contestant(model, "int8", CacheSpec("int8"))
+    quality = Quality([full, other], full, chunk=16, batch=1)
 
     def stop(fed: int) -> None:
-        if fed >= 32:
+        if fed >= 64:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         quality.run([text(80)], stop)
     whole = evaluate(model, CacheSpec(), Text(text(80).ids[:33], (2,) * 33))
-    assert quality.result.tokens == 32
-    assert quality.result.perplexity == pytest.approx(whole.perplexity, rel=SAME_CHUNKS_FULL)
+    of_full, of_other = quality.results
+    assert of_full.tokens == of_other.tokens == 32
+    assert of_full.perplexity == pytest.approx(whole.perplexity, rel=SAME_CHUNKS_FULL)
+    assert of_full.kl_max == 0 < of_other.kl_max
+
+
+def test_caches_in_lockstep_have_the_figures_that_each_has_alone() -> None:
+    model = small_model("gqa").build()
+    full = contestant(model, "full", CacheSpec())
+    names = ("full", "int8", "int4 bounded", "window")
+    ones = [full, *(contestant(model, name, SPECS[name]) for name in names[1:])]
+    texts = text(90), text(130, seed=1)
+    together = Quality(ones, full, chunk=32, batch=2)
+    together.run(texts, lambda fed: None)
+    for name, result in zip(names, together.results, strict=True):
+        alone = evaluate(model, SPECS[name], *texts, chunk=32, batch=2)
+        for figure in ("tokens", "perplexity", "kl_mean", "kl_max", "top1", "bytes"):
+            own, its = getattr(result, figure), getattr(alone, figure)
+            assert own == pytest.approx(its, rel=1e-9), figure

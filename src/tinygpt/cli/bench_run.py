@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -14,8 +15,9 @@ from tinygpt import __version__
 from tinygpt.cache import CacheSpec
 from tinygpt.cache.spec import PREFILL_CHUNK
 from tinygpt.cli.eval_inputs import advise, read_caches
+from tinygpt.cli.eval_options import check_model
 from tinygpt.cli.eval_table import NONE, aligned
-from tinygpt.cli.output import TextOutput, note, write_json
+from tinygpt.cli.output import TextOutput, interruption, note, write_json
 from tinygpt.cli.progress import Progress, stderr_is_terminal
 from tinygpt.cli.report import size
 from tinygpt.cli.signals import Interrupted, Signals
@@ -47,10 +49,7 @@ class BenchOptions:
 
 def build_options(values: Mapping[str, object]) -> BenchOptions:
     """The options of a parsed command line; ConfigError without a model."""
-    if values["model"] is None:
-        raise ConfigError(
-            "no MODEL given; name a .tinygpt or .gguf file: tinygpt bench model.tinygpt"
-        )
+    check_model(cast("Path | None", values["model"]), "tinygpt bench model.tinygpt")
     return BenchOptions(**{field.name: values[field.name] for field in fields(BenchOptions)})  # type: ignore[arg-type]
 
 
@@ -67,11 +66,14 @@ class BenchRun:
         config = checkpoint.config
         layout = layout_of(checkpoint, options.weights_dtype)
         caches = read_caches(options.cache or CACHES, False, layout, config, note)
+        longest = max(options.lengths) + options.tokens
         for name, spec in caches.items():
             if config.rope is None and spec.held is None:
-                _check_length(name, max(options.lengths) + options.tokens, config.context)
+                _check_length(name, longest, config.context)
         self._model = load_model(checkpoint, options.weights_dtype)
         self._races = self._line_up(caches)
+        if longest > config.context and any(spec.held is None for spec in caches.values()):
+            note(f"{longest} tokens are more than this model's context of {config.context}")
         rng = np.random.default_rng(options.seed)
         self._prompts = {
             length: [int(token) for token in rng.integers(0, config.vocab_size, length)]
@@ -89,7 +91,7 @@ class BenchRun:
         try:
             run_races(self._races, self._prompts, options.tokens, options.repeat, self._reach)
         except Interrupted:  # at once, in the middle of a run: it may take minutes, and is lost
-            note("interrupted; what is done follows")
+            note(interruption(any(race.timings for race in self._races)))
         finally:
             self._signals.patient = True  # from here on there is only printing
             self._progress.close()

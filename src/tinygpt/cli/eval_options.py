@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import click
 
+from tinygpt.cache.spec import PRECISIONS
 from tinygpt.cli.sample_options import WEIGHTS_DTYPES
 from tinygpt.errors import ConfigError
 
@@ -214,6 +215,18 @@ def parse_numbers(kind: type[Number], flag: str) -> Callable[[object], tuple[Num
     return parse
 
 
+def check_model(model: Path | None, example: str) -> None:
+    """Raise ConfigError without a MODEL, also where the last value of a list was taken for it."""
+    if model is None:
+        raise ConfigError(f"no MODEL given; name a .tinygpt or .gguf file: {example}")
+    first = str(model).partition(",")[0]
+    if not model.exists() and ("=" in first or first in PRECISIONS):
+        raise ConfigError(
+            f"no MODEL given: {model} looks like a cache, and there is no such file; name a "
+            f".tinygpt or .gguf file: {example}"
+        )
+
+
 def build_options(context: click.Context) -> EvalOptions:
     """The checked options of a parsed command line.
 
@@ -221,8 +234,5 @@ def build_options(context: click.Context) -> EvalOptions:
         ConfigError: no model, nothing to measure, or options that cannot go together.
     """
     values = context.params
-    if values["model"] is None:
-        raise ConfigError(
-            "no MODEL given; name a .tinygpt or .gguf file: tinygpt eval model.tinygpt --text FILE"
-        )
+    check_model(values["model"], "tinygpt eval model.tinygpt --text FILE")
     return EvalOptions(**{field.name: values[field.name] for field in fields(EvalOptions)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from tinygpt.cli.eval_table import (
     quality_csv,
     quality_table,
 )
-from tinygpt.cli.output import OutputError, TextOutput, note
+from tinygpt.cli.output import OutputError, TextOutput, interruption, note
 from tinygpt.cli.progress import Progress, stderr_is_terminal
 from tinygpt.cli.session import LONG_PREFILL
 from tinygpt.cli.signals import Interrupted, Signals
@@ -26,6 +27,8 @@ from tinygpt.evaluate.cache_text import FULL
 from tinygpt.evaluate.greedy import GreedyMatch
 from tinygpt.evaluate.passkey import Retrieval, found, haystack
 from tinygpt.evaluate.quality import Contestant, Quality, contestant
+
+TOGETHER = 4  # caches that share one run of the reference, and are lost together by --resume
 
 
 class EvalRun:
@@ -46,6 +49,7 @@ class EvalRun:
         self._contestants = [
             contestant(model, name, spec) for name, spec in self._inputs.caches.items()
         ]
+        self._full = contestant(model, FULL, CacheSpec())
         if options.versus is not None:
             self._contestants += self._rivals()
         self._done = 0
@@ -64,7 +68,8 @@ class EvalRun:
         try:
             self._measure()
         except Interrupted:
-            note("interrupted; what is done follows")
+            record = self._record
+            note(interruption(bool(record.results or record.greedy or record.passkey)))
         finally:
             self._progress.close()
             self._write(output)
@@ -72,8 +77,9 @@ class EvalRun:
 
     def _measure(self) -> None:
         if self._options.text:
-            for one in self._contestants:
-                self._score(one)
+            missing = [one for one in self._contestants if not self._record.finished(one.name)]
+            for low in range(0, len(missing), TOGETHER):
+                self._score(missing[low : low + TOGETHER])
         if self._options.greedy:
             for prompt in self._inputs.prompts:
                 self._match(prompt, self._options.greedy)
@@ -81,23 +87,22 @@ class EvalRun:
             for name, spec in self._inputs.caches.items():
                 self._search(name, spec)
 
-    def _score(self, one: Contestant) -> None:
+    def _score(self, ones: Sequence[Contestant]) -> None:
+        """Score the caches `ones` in lockstep; on an interruption each has what was done."""
         record, options = self._record, self._options
-        if record.finished(one.name):
-            return
-        reference = contestant(self._inputs.model, FULL, CacheSpec())
-        quality = Quality(one, reference, chunk=options.prefill_chunk, batch=options.batch)
+        reference = next((one for one in ones if one.name == FULL), self._full)
+        quality = Quality(ones, reference, chunk=options.prefill_chunk, batch=options.batch)
         base = self._done
         complete = False
         try:
             quality.run(self._texts, lambda fed: self._reach(base + fed))
             complete = True
         finally:
-            result = quality.result
-            if complete or result.tokens:
-                record.results.append(result)
-            if not complete:
-                record.unfinished.append(one.name)
+            for result in quality.results:
+                if complete or result.tokens:
+                    record.results.append(result)
+                if not complete:
+                    record.unfinished.append(result.cache)
         self._save()
 
     def _match(self, prompt: str, tokens: int) -> None:

@@ -59,6 +59,11 @@ def note(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
+def interruption(anything: bool) -> str:
+    """What to say after Ctrl-C, by whether there is a result to print."""
+    return "interrupted; " + ("what is done follows" if anything else "nothing was finished")
+
+
 def silence_stdout() -> None:
     """Send what is still buffered nowhere, so that Python does not complain when it exits."""
     with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,20 @@ class Progress:
         from tqdm import tqdm
 
         return tqdm(
-            total=self._total, desc=self._what, unit=" tokens", leave=False, file=sys.stderr
+            total=self._total,
+            desc=self._what,
+            unit=" tokens",
+            leave=False,
+            file=sys.stderr,
+            ncols=None if _columns() else 80,  # tqdm prints nothing on a terminal without a size
         )
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 def stderr_is_terminal() -> bool:

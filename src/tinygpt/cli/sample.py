@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tinygpt.cli.output import TextOutput, check_writable, note
-from tinygpt.cli.prompt import Prompt, PromptSource, read_prompt
+from tinygpt.cli.prompt import Prompt, PromptSource, read_prompt, stdin_is_data
 from tinygpt.cli.sample_options import DEMO_PROMPT, build_options, sample_options
 from tinygpt.cli.signals import Signals
 
@@ -46,6 +46,10 @@ def sample(context: click.Context, /, **_: object) -> int:
     prompt = read_prompt(options.source)
     if context.params["model"] is None and prompt == Prompt() and options.source == PromptSource():
         prompt = Prompt(text=DEMO_PROMPT)
+        if stdin_is_data():
+            say("stdin is empty: the text starts from the demo's own prompt")
+    elif prompt == Prompt() and options.source == PromptSource() and stdin_is_data():
+        say("stdin is empty: the text starts from nothing")
     use_device(options.device)
     session = open_session(options, prompt, say)
     return Run(options, session, output, say, signals).go(prompt)

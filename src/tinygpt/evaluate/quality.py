@@ -65,76 +65,37 @@ def contestant(model: Transformer, name: str, spec: CacheSpec) -> Contestant:
     return Contestant(name, make, model.config.context if spec.held is None else None)
 
 
-class Quality:
-    """Runs one cache over texts, `chunk` tokens at a time, `batch` texts in step.
+class Tally:
+    """One cache's figures. `result` may be asked for at any time."""
 
-    `result` may be asked for at any time, also after `run` was interrupted.
-    """
-
-    def __init__(self, one: Contestant, reference: Contestant, *, chunk: int, batch: int) -> None:
-        self._one, self._reference = one, reference
-        self._chunk, self._batch = chunk, batch
+    def __init__(self, one: Contestant, reference: Contestant) -> None:
+        self.one, self._reference = one, reference
+        self.fed = 0
         self._positions: list[np.ndarray] = []
         self._scores: list[Scores] = []
-        self._width = self._fed = 0
+        self._width = 0
         self._bytes = self._bytes_at = self._peak = 0
         self._vocab, self._seconds = 0, 0.0
 
-    def run(self, texts: Sequence[Text], report: Callable[[int], None]) -> None:
-        """Score `texts`; `report` is told after each chunk how many tokens have been fed.
-
-        Raises:
-            GenerationError: logits that are not finite.
-        """
-        for low in range(0, len(texts), self._batch):
-            together = [text for text in texts[low : low + self._batch] if self._one.reach(text)]
-            if together:
-                self._run_in_step(together, report)
-
-    def _run_in_step(self, texts: Sequence[Text], report: Callable[[int], None]) -> None:
-        length = max(map(self._one.reach, texts))
-        common = max(map(self._reference.reach, texts))
-        pair = self._one.make(length), self._reference.make(max(1, common))
-        ids = _padded(texts)
-        for start in range(0, length, self._chunk):
-            stop = min(start + self._chunk, length)
-            self._run_chunk(texts, ids[:, :stop], start, pair)
-            self._hold(pair[0].nbytes // len(texts), stop)
-            report(self._fed)
-
-    def _run_chunk(
-        self, texts: Sequence[Text], ids: np.ndarray, start: int, pair: tuple[Runner, Runner]
-    ) -> None:
-        """Feed both runs the tokens from `start` on of `ids` [B, stop], and score."""
-        one, reference = pair
-        common = max(map(self._reference.reach, texts))
-        expected, others = None, reference.nbytes
-        if start < common:
-            expected = np.asarray(reference.feed(ids[:, start:common]))
-            others = reference.nbytes + expected.nbytes
-        logits = self._timed(one, ids[:, start:], others)
-        for row, text in enumerate(texts):
-            self._score(text, start, logits[row], None if expected is None else expected[row])
-
-    def _timed(self, one: Runner, ids: np.ndarray, others: int) -> np.ndarray:
-        """Feed `ids`; the reference's `others` bytes are no part of this cache's peak."""
+    def feed(self, runner: Runner, ids: np.ndarray, others: int) -> np.ndarray:
+        """Logits for `ids` [B, T]; `others` bytes are of other caches, and no part of the peak."""
         mx.reset_peak_memory()
         started = time.perf_counter()
-        logits = one.feed(ids)
+        logits = runner.feed(ids)
         self._seconds += time.perf_counter() - started
         self._peak = max(self._peak, mx.get_peak_memory() - others)
         return np.asarray(logits)
 
-    def _hold(self, nbytes: int, tokens: int) -> None:
+    def hold(self, nbytes: int, tokens: int) -> None:
         """The bytes of one text's cache after `tokens`; those of the longest text count."""
         if tokens >= self._bytes_at:
             self._bytes, self._bytes_at = nbytes, tokens
 
-    def _score(
+    def score(
         self, text: Text, start: int, logits: np.ndarray, expected: np.ndarray | None
     ) -> None:
         """Take the figures of one text's part of a chunk; past its end there is padding."""
-        count = min(len(logits), self._one.reach(text) - start)
+        count = min(len(logits), self.one.reach(text) - start)
         if count <= 0:
             return
         targets = np.array(text.ids[start + 1 : start + 1 + count])
@@ -144,14 +105,14 @@ class Quality:
         if not np.isfinite(scores.nll).all():
             at = start + 1 + int(np.argmin(np.isfinite(scores.nll)))
             raise GenerationError(
-                f"{self._one.name}: the logits for position {at} are not finite: the weights are "
+                f"{self.one.name}: the logits for position {at} are not finite: the weights are "
                 "damaged, or a value passed the range of the cache's type; try fp32"
             )
         self._vocab = logits.shape[-1]
         self._scores.append(scores)
         self._positions.append(np.arange(start + 1, start + 1 + count))
         self._width += sum(text.widths[start + 1 : start + 1 + count])
-        self._fed += count
+        self.fed += count
 
     @property
     def result(self) -> Result:
@@ -161,7 +122,7 @@ class Quality:
         known = scores.kl[~np.isnan(scores.kl)]
         positions = np.concatenate([np.zeros(0), *self._positions])
         return Result(
-            cache=self._one.name,
+            cache=self.one.name,
             tokens=len(nll),
             perplexity=perplexity(nll, vocab),
             perplexity_se=perplexity_se(nll, vocab),
@@ -173,9 +134,82 @@ class Quality:
             bytes=self._bytes,
             bytes_per_token=self._bytes / self._bytes_at if self._bytes_at else None,
             peak_bytes=self._peak,
-            tokens_per_second=self._fed / self._seconds if self._fed else None,
+            tokens_per_second=self.fed / self._seconds if self.fed else None,
             by_position=by_position(positions, scores, vocab),
         )
+
+
+class Quality:
+    """Runs caches over texts, `chunk` tokens at a time, `batch` texts in step.
+
+    All `ones` go in lockstep, so the reference is computed once for all; one of them may be the
+    reference itself. `results` may be asked for at any time, also after `run` was interrupted.
+    """
+
+    def __init__(
+        self, ones: Sequence[Contestant], reference: Contestant, *, chunk: int, batch: int
+    ) -> None:
+        self._reference = reference
+        self._chunk, self._batch = chunk, batch
+        self._tallies = [Tally(one, reference) for one in ones]
+
+    @property
+    def results(self) -> list[Result]:
+        """The figures of what has been scored so far, in the order of the caches."""
+        return [tally.result for tally in self._tallies]
+
+    def run(self, texts: Sequence[Text], report: Callable[[int], None]) -> None:
+        """Score `texts`; `report` is told after each chunk how many tokens all have been fed.
+
+        Raises:
+            GenerationError: logits that are not finite.
+        """
+        for low in range(0, len(texts), self._batch):
+            together = [text for text in texts[low : low + self._batch] if len(text.ids) > 1]
+            if together:
+                self._run_in_step(together, report)
+
+    def _run_in_step(self, texts: Sequence[Text], report: Callable[[int], None]) -> None:
+        lengths = [max(map(tally.one.reach, texts)) for tally in self._tallies]
+        common = max(map(self._reference.reach, texts))
+        reference = self._reference.make(common)
+        runners = [
+            reference if tally.one is self._reference else tally.one.make(length)
+            for tally, length in zip(self._tallies, lengths, strict=True)
+        ]
+        ids = _padded(texts)
+        for start in range(0, max(lengths), self._chunk):
+            piece = ids[:, start : start + self._chunk]
+            expected = self._expected(reference, runners, piece[:, : max(0, common - start)])
+            for tally, runner, length in zip(self._tallies, runners, lengths, strict=True):
+                own = piece[:, : max(0, length - start)]
+                if not own.shape[1]:
+                    continue
+                logits = expected
+                if logits is None or runner is not reference:
+                    held = 0 if expected is None else expected.nbytes
+                    logits = tally.feed(runner, own, held + _others(runner, reference, runners))
+                for row, text in enumerate(texts):
+                    theirs = None if expected is None else expected[row]
+                    tally.score(text, start, logits[row], theirs)
+                tally.hold(runner.nbytes // len(texts), start + own.shape[1])
+            report(sum(tally.fed for tally in self._tallies))
+
+    def _expected(
+        self, reference: Runner, runners: Sequence[Runner], ids: np.ndarray
+    ) -> np.ndarray | None:
+        """The reference's logits; timed, if it is one of those that are measured."""
+        if not ids.shape[1]:
+            return None
+        for tally, runner in zip(self._tallies, runners, strict=True):
+            if runner is reference:
+                return tally.feed(reference, ids, _others(reference, reference, runners))
+        return np.asarray(reference.feed(ids))
+
+
+def _others(one: Runner, reference: Runner, runners: Sequence[Runner]) -> int:
+    """Bytes of all caches but that of `one`."""
+    return sum({id(r): r.nbytes for r in (reference, *runners) if r is not one}.values())
 
 
 def _padded(texts: Sequence[Text]) -> np.ndarray:
