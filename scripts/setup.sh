@@ -20,6 +20,7 @@ install_python_packages() {
         say "tinygpt needs Python 3.10 or newer, and $base is $("$base" --version)"
         exit 1
     fi
+    say "setting up .venv, once; this takes a minute or two"
     "$base" -m venv --clear .venv || {
         say "no virtual environment; on Debian: apt-get install python3-venv"
         exit 1
