@@ -14,6 +14,7 @@ from pathlib import Path
 
 from results_speed import bench_section, decode_section, long_section
 from results_tables import code, megabytes, number, table
+from results_targets import targets_section
 
 HEAD = """# Results
 
@@ -196,7 +197,8 @@ def page(directory: Path) -> str:
     smoke = {what: found[name] for name, what in SMOKE.items() if name in found}
     if smoke:
         parts.append(smoke_section(smoke))
-    return "\n".join(parts)
+    parts.append(targets_section(found))
+    return "\n".join(part for part in parts if part)
 
 
 if __name__ == "__main__":

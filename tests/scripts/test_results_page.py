@@ -105,6 +105,8 @@ def test_every_figure_of_the_files_is_on_the_page(results_page: ModuleType, tmp_
         "| `int8` | 45/60 | 60/60 | 87.5% | 0.0625 |",
         "| `int4` | 9 | 31.250 | 1.500 | 1.0625 | 0.0012 | 0.5 | – | 97.50% | 1.25 MB | 8,847 |",
         "| `int4` | 31.25 |",
+        "| decode after 2,000 tokens, int8, times mlx-lm's speed | ≥ 1.35 | 1.50 | yes |",
+        "| MB of int4 after 500 tokens, 12 × 8 × 32 | ≤ 2.50 | 2.36 | yes |",
         "| 0 | 50.0% | 25.0% | 75.0% |",
         "Made on Linux, 2026-11-30; mlx 1.",
         "| `int4,residual=0` | 9 | 31.250 | 1.500 | 1.0625 | 0.0012 | 0.5 | – | 97.50% | 1.25 MB | "
