@@ -99,6 +99,7 @@ def quality_rows(found: dict) -> list[list[str]]:
     ]
 
 
+FEW = 9  # tokens; a perplexity of fewer says nothing
 QUALITY_HEAD = "cache tokens perplexity ± bits/byte KL-mean KL-p99 KL-max top-1 held bytes/token"
 
 
@@ -123,7 +124,8 @@ def windows_section(found: dict) -> str:
     stops = {part["start"]: part["stop"] for one in found["results"] for part in one["by_position"]}
     rows = []
     for one in found["results"]:
-        by_start = {part["start"]: part["perplexity"] for part in one["by_position"]}
+        parts = (part for part in one["by_position"] if part["tokens"] >= FEW)
+        by_start = {part["start"]: part["perplexity"] for part in parts}
         rows.append([code(one["cache"]), *(number(by_start.get(at), ".2f") for at in starts)])
     head = ["perplexity at", *(f"{at:,}–{stops[at]:,}" for at in starts)]
     return (
