@@ -16,7 +16,7 @@ demo=${DEMO:-src/tinygpt/data/demo.tinygpt}
 venv=${VENV:-.venv}
 python=$venv/bin/python
 novel=4097 choice=2049 windows=12001 greedy=60 smoke=500 demo_long=50000 long=5000
-keys=512,1024 depths=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9
+keys=512,1024 depths=0.1,0.3,0.5,0.7,0.9
 lengths=128,1024 decode=64 prompts="100 2000 6000"
 case "${1:-}" in
     "") ;;
@@ -112,7 +112,7 @@ fi
 if [ ! -f "$out/decode.json" ] && [ -n "${versus[*]-}" ]; then
     say "decode, beside mlx-lm"
     "$python" scripts/bench_decode.py "$smollm2" --text "$texts/emma.txt" --json "$out/decode.json" \
-        --lengths $prompts
+        --lengths $prompts --peer-dense-from 1000 --turns 5
 fi
 if [ -f "$demo" ]; then
     long_run long_demo "$demo" "$demo_long"
