@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tinygpt.plot.canvas import new_figure, style
+from tinygpt.plot.canvas import log_scale, new_figure, style
 
 Row = Mapping[str, Any]
 FULL = ("full", "fp32")
+WIDE = 3.0  # times: values further apart than that are drawn on a logarithmic scale
+FEW = 9  # tokens; a perplexity of fewer says nothing
 
 
 def frontier(content: Row) -> Any:
@@ -31,12 +33,13 @@ def frontier(content: Row) -> Any:
     if full is not None:
         line = {"color": "black", "linewidth": 1, "linestyle": "--"}
         axes.axhline(full["perplexity"], label="the full cache's perplexity", **line)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter("{x:,.0f}")
-    axes.tick_params(axis="x", which="both", labelrotation=45)
+    log_scale(axes, "x", [one["bytes_per_token"] for one in rows])
     axes.set_xlabel("bytes of cache per token of text (log scale)")
-    axes.set_ylabel("perplexity (lower is better)")
+    values = [one["perplexity"] for one in rows]
+    wide = max(values) > WIDE * min(values)
+    if wide:
+        log_scale(axes, "y", values)
+    axes.set_ylabel(f"perplexity (lower is better{', log scale' if wide else ''})")
     axes.set_title("What a cache costs and saves")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
@@ -45,7 +48,10 @@ def frontier(content: Row) -> Any:
 
 def by_position(content: Row) -> Any:
     """Perplexity by where the predicted token stands. None with fewer than two ranges."""
-    rows = [one for one in content.get("results", ()) if one["by_position"]]
+    rows = [
+        {**one, "by_position": [part for part in one["by_position"] if part["tokens"] >= FEW]}
+        for one in content.get("results", ())
+    ]
     ranges = sorted({(part["start"], part["stop"]) for one in rows for part in one["by_position"]})
     if len(ranges) < 2:
         return None
@@ -56,6 +62,7 @@ def by_position(content: Row) -> Any:
         values = [part["perplexity"] for part in one["by_position"]]
         axes.plot(places, values, label=one["cache"], **style(index))
     axes.set_xticks(range(len(ranges)), [f"{start:,}–{stop:,}" for start, stop in ranges])
+    axes.tick_params(axis="x", labelrotation=30)
     axes.set_xlabel("position of the predicted token (tokens)")
     axes.set_ylabel("perplexity (lower is better)")
     axes.set_title("Perplexity by position")
