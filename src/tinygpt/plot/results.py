@@ -35,15 +35,18 @@ def frontier(content: Row) -> Any:
         axes.axhline(full["perplexity"], label="the full cache's perplexity", **line)
     log_scale(axes, "x", [one["bytes_per_token"] for one in rows])
     axes.set_xlabel("bytes of cache per token of text (log scale)")
-    values = [one["perplexity"] for one in rows]
-    wide = max(values) > WIDE * min(values)
-    if wide:
-        log_scale(axes, "y", values)
-    axes.set_ylabel(f"perplexity (lower is better{', log scale' if wide else ''})")
+    _perplexity_axis(axes, [one["perplexity"] for one in rows])
     axes.set_title("What a cache costs and saves")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
+
+
+def _perplexity_axis(axes: Any, values: Sequence[float]) -> None:
+    wide = max(values) > WIDE * min(values)
+    if wide:
+        log_scale(axes, "y", values)
+    axes.set_ylabel(f"perplexity (lower is better{', log scale' if wide else ''})")
 
 
 def by_position(content: Row) -> Any:
@@ -64,7 +67,7 @@ def by_position(content: Row) -> Any:
     axes.set_xticks(range(len(ranges)), [f"{start:,}–{stop:,}" for start, stop in ranges])
     axes.tick_params(axis="x", labelrotation=30)
     axes.set_xlabel("position of the predicted token (tokens)")
-    axes.set_ylabel("perplexity (lower is better)")
+    _perplexity_axis(axes, [part["perplexity"] for one in rows for part in one["by_position"]])
     axes.set_title("Perplexity by position")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
