@@ -13,6 +13,8 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
+from tinygpt.blas import preload
+
 PACKAGES = ("tinygpt", "mlx", "mlx-lm", "numpy", "scipy-openblas32")
 
 
@@ -31,7 +33,8 @@ def versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    library = preload().library
+    return found | {"BLAS": "none" if library is None else Path(library).name}
 
 
 def main(path: Path) -> None:
