@@ -86,6 +86,7 @@ mkdir -p "$out"
 "$python" scripts/machine.py "$out/machine.json"
 [ -f "$out/bytes.json" ] || "$python" scripts/cache_bytes.py "$out/bytes.json"
 "$python" -m tinygpt eval "$smollm2" --greedy "$greedy" --cache fp32 fp16 bf16 int8 int4 int3 int2 \
+    int8,residual=0 int4,residual=0 int3,residual=0 int2,residual=0 \
     --json "$out/greedy.json" --resume > /dev/null
 sample smoke_plain --kv-quantize int8
 sample smoke_streaming --kv-quantize int8 --streaming-llm-sink 4 --streaming-llm-window 256
