@@ -125,7 +125,8 @@ draw
 "$python" scripts/results_page.py "$out" > "$out/results.md"
 if [ -n "$publish" ]; then
     mkdir -p "$publish/results"
-    cp "$out"/*.json "$out"/*.png "$publish/results/"
-    cp "$out/results.md" "$publish/results.md"
+    cp "$out"/*.json "$publish/results/"
+    for picture in "$out"/*.png; do [ ! -f "$picture" ] || cp "$picture" "$publish/results/"; done
+    "$python" scripts/results_page.py "$publish/results" > "$publish/results.md"
 fi
 say "done: ${publish:-$out}/results.md"

@@ -193,6 +193,13 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
 SMOKE = {"smoke_plain": "all tokens", "smoke_streaming": "4 + 256"}
 
 
+def pictures_section(directory: Path) -> str:
+    """Every picture beside the files; the page lies one directory above them."""
+    names = sorted(path.name for path in directory.glob("*.png"))
+    links = [f"![{name.removesuffix('.png')}]({directory.name}/{name})\n" for name in names]
+    return "\n".join(["## Pictures\n", *links]) if links else ""
+
+
 def page(directory: Path) -> str:
     """The whole page from the files in `directory`."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
@@ -201,7 +208,7 @@ def page(directory: Path) -> str:
     smoke = {what: found[name] for name, what in SMOKE.items() if name in found}
     if smoke:
         parts.append(smoke_section(smoke))
-    parts.append(targets_section(found))
+    parts += [targets_section(found), pictures_section(directory)]
     return "\n".join(part for part in parts if part)
 
 

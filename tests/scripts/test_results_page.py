@@ -99,7 +99,9 @@ def results_page() -> ModuleType:
 def test_every_figure_of_the_files_is_on_the_page(results_page: ModuleType, tmp_path: Path) -> None:
     for name, content in FILES.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    (tmp_path / "windows_frontier.png").touch()
     page = results_page.page(tmp_path)
+    assert f"![windows_frontier]({tmp_path.name}/windows_frontier.png)" in page
     for line in (
         "| `int4` | 2.36 MB |",
         "| `int8` | 45/60 | 60/60 | 87.5% | 0.0625 |",
