@@ -19,9 +19,9 @@ from results_targets import targets_section
 HEAD = """# Results
 
 Every table here is made by the commands of `scripts/reproduce.sh` and written by
-`scripts/results_page.py` from the files in `docs/results/`. Bytes are those of all allocated arrays,
-in decimal units. Where no other model is named it is SmolLM2-135M-Instruct (Q4_1 in a GGUF file),
-computed in float32.
+`scripts/results_page.py` from the files in `docs/results/`. Bytes are those of all allocated
+arrays, in decimal units. Where no other model is named it is SmolLM2-135M-Instruct (Q4_1 in a GGUF
+file), computed in float32.
 """
 TEXTS = {
     "emma": "*Emma*",
