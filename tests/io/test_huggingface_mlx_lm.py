@@ -19,7 +19,7 @@ from mlx import nn
 
 from oracles import hf_writer
 from oracles.hf_writer import COMMON, CONFIGS, LAYERS, VOCAB, WINDOW
-from tinygpt.cache import CacheSpec, KVCache
+from oracles.small_models import cached
 from tinygpt.io.load import load_model, open_checkpoint
 from tinygpt.models.transformer import Transformer
 
@@ -81,15 +81,9 @@ def logits(model: nn.Module | Transformer, ids: list[int]) -> np.ndarray:
     return np.array(model(mx.array([ids])).astype(mx.float32)[0])
 
 
-def in_chunks(model: Transformer, ids: list[int]) -> np.ndarray:
-    cache = KVCache(CacheSpec(), model.cache_layout(len(ids)))
-    pieces = [model(mx.array([ids[i : i + 7]]), cache) for i in range(0, len(ids), 7)]
-    return np.array(mx.concatenate(pieces, axis=1)[0])
-
-
 def check(directory: Path, expected: np.ndarray, ids: list[int]) -> None:
     model = load_model(open_checkpoint(directory), "fp32")
-    for how, got in (("whole", logits(model, ids)), ("chunks of 7", in_chunks(model, ids))):
+    for how, got in (("whole", logits(model, ids)), ("chunks of 7", cached(model, ids, 7))):
         np.testing.assert_allclose(
             got[POSITIONS],
             expected[POSITIONS],

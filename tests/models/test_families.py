@@ -10,7 +10,8 @@ import pytest
 
 from oracles import hf_numpy, hf_writer
 from oracles.hf_writer import CONFIGS, VOCAB
-from tinygpt.cache import CacheSpec, KVCache
+from oracles.small_models import cached
+from tinygpt.cache import CacheSpec
 from tinygpt.io.load import load_model, open_checkpoint
 from tinygpt.models.transformer import Transformer
 
@@ -31,14 +32,6 @@ def built(directory: Path, config: dict, **form: object) -> tuple[Transformer, d
     tensors = hf_writer.random_tensors(config)
     hf_writer.write(directory, config, tensors, **form)
     return load_model(open_checkpoint(directory), "fp32"), tensors
-
-
-def cached(
-    model: Transformer, ids: list[int], chunk: int, spec: CacheSpec | None = None
-) -> np.ndarray:
-    cache = KVCache(spec or CacheSpec(), model.cache_layout(len(ids)))
-    pieces = [model(mx.array([ids[i : i + chunk]]), cache) for i in range(0, len(ids), chunk)]
-    return np.array(mx.concatenate(pieces, axis=1)[0])
 
 
 @pytest.mark.parametrize("family", CONFIGS)

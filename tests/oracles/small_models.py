@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.transformer import Transformer
 from tinygpt.ops.rope import RopeConfig
@@ -120,3 +121,12 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.norm == "layernorm":
             shapes[f"{norm}.bias"] = (dim,)
     return shapes
+
+
+def cached(
+    model: Transformer, ids: list[int], chunk: int, spec: CacheSpec | None = None
+) -> np.ndarray:
+    """The logits [T, V] of `ids` fed in chunks, through a cache of their length."""
+    cache = KVCache(spec or CacheSpec(), model.cache_layout(len(ids)))
+    pieces = [model(mx.array([ids[i : i + chunk]]), cache) for i in range(0, len(ids), chunk)]
+    return np.array(mx.concatenate(pieces, axis=1)[0])

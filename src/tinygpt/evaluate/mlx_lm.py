@@ -75,7 +75,7 @@ class MlxLm:
         """Why mlx-lm has no such cache; None if it has one."""
         if spec.bits is not None and spec.window is not None:
             return "cannot quantise a bounded cache"
-        if spec.bits is not None and (spec.bits not in BITS or self._group(spec) is None):
+        if spec.bits is not None and (spec.bits not in BITS or self.group(spec) is None):
             return f"has no {spec.bits}-bit cache for this head_dim"
         if spec.window is not None and spec.sinks != KEPT:
             return f"always keeps {KEPT} sinks"
@@ -89,7 +89,7 @@ class MlxLm:
         layers = range(len(self.model.layers))
         if spec.bits is not None:
             return [
-                cache.QuantizedKVCache(group_size=self._group(spec), bits=spec.bits) for _ in layers
+                cache.QuantizedKVCache(group_size=self.group(spec), bits=spec.bits) for _ in layers
             ]
         if spec.held is not None:  # its make_prompt_cache forgets max_kv_size for llama models
             return [cache.RotatingKVCache(spec.held, keep=KEPT) for _ in layers]
@@ -113,7 +113,7 @@ class MlxLm:
         """A `Racer` that generates with the cache `spec`."""
         return MlxLmRace(self, spec)
 
-    def _group(self, spec: CacheSpec) -> int | None:
+    def group(self, spec: CacheSpec) -> int | None:
         """Its default group, or a smaller one where head_dim needs it."""
         return next((g for g in (GROUP, 32) if self._head_dim % g == 0), None)
 

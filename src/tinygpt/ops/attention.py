@@ -14,7 +14,7 @@ import mlx.core as mx
 from tinygpt.ops.backend import prefers_plain
 from tinygpt.ops.blockwise import attend_blocks
 from tinygpt.ops.exponential import LEAST, LEAST_ALONE, softmax
-from tinygpt.ops.parts import DensePart, Part
+from tinygpt.ops.parts import DensePart, Part, capped_and_masked
 
 MANY = 512  # tokens; parts of that size are unpacked one after another
 
@@ -58,11 +58,11 @@ def attend_dense(queries: mx.array, view: DenseView) -> mx.array:
 
 def _causal_parts(view: DenseView, tokens: int) -> list[Part]:
     """The view as what all of the `tokens` queries see, and the queries' own tokens."""
-    own = view.keys.shape[1] - tokens
-    mask = None if tokens == 1 else mx.tri(tokens, dtype=mx.bool_)
-    fresh = DensePart(view.keys[:, own:], view.values[:, own:], mask)
-    if mask is None:
+    if tokens == 1:
         return [DensePart(view.keys, view.values)]
+    own = view.keys.shape[1] - tokens
+    mask = mx.tri(tokens, dtype=mx.bool_)
+    fresh = DensePart(view.keys[:, own:], view.values[:, own:], mask)
     return [DensePart(view.keys[:, :own], view.values[:, :own]), fresh] if own else [fresh]
 
 
@@ -93,12 +93,7 @@ def attend_parts(
     def masked(part: Part, earlier: mx.array | None) -> mx.array:
         rows = sink_queries if part.sink else queries
         scores = part.scores(rows.reshape(n_rows, heads * tokens, dim), earlier)
-        if softcap is not None:
-            scores = softcap * mx.tanh(scores / softcap)
-        if part.allowed is None:
-            return scores
-        by_head = scores.reshape(n_rows, heads, tokens, -1)
-        return mx.where(part.allowed, by_head, -mx.inf).reshape(scores.shape)
+        return capped_and_masked(scores, part, (n_rows, heads, tokens), softcap)
 
     scores: list[mx.array] = []
     for part in view.parts:

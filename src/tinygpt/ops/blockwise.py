@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from tinygpt.ops.exponential import LOG2_E, exp2
-from tinygpt.ops.parts import DensePart, Part
+from tinygpt.ops.parts import DensePart, Part, capped_and_masked
 
 QUERIES = 32  # tokens of a block; with these and 3 × 3 heads the scores take 600 kB
 KEPT = 512  # tokens of a block
@@ -71,17 +71,14 @@ def _pieces(part: DensePart, start: int) -> Iterator[DensePart]:
 
 def _seen(before: State | None, block: mx.array, part: DensePart, softcap: float | None) -> State:
     """The state of the queries `block` [N, G, T, D] once they have seen `part` too."""
-    scores = block.reshape(block.shape[0], -1, block.shape[-1]) @ part.keys.swapaxes(1, 2)
-    if softcap is not None:
-        cap = softcap * LOG2_E
-        scores = cap * mx.tanh(scores / cap)
-    if part.allowed is not None:
-        by_head = scores.reshape(*block.shape[:3], -1)
-        scores = mx.where(part.allowed, by_head, -mx.inf).reshape(scores.shape)
+    n_rows, heads, tokens, dim = block.shape
+    scores = part.scores(block.reshape(n_rows, heads * tokens, dim), None)
+    cap = None if softcap is None else softcap * LOG2_E
+    scores = capped_and_masked(scores, part, (n_rows, heads, tokens), cap)
     largest = mx.maximum(scores.max(axis=-1, keepdims=True), UNSEEN)
     if before is not None:
         largest = mx.maximum(largest, before.largest)
     odds = exp2(scores - largest)
     total = odds @ mx.ones((part.length, 1))  # a product sums faster than a reduction
-    now = State(largest, total, odds @ part.values)
+    now = State(largest, total, part.mix(odds, None))
     return now if before is None else before.joined(now)

@@ -105,6 +105,21 @@ class PackedPart:
         return _times_packed(weights, self.values, earlier)
 
 
+def capped_and_masked(
+    scores: mx.array, part: Part, shape: tuple[int, int, int], softcap: float | None
+) -> mx.array:
+    """`scores` [N, G·T, n] of `part`, `shape` being (N, G, T): −∞ where a query does not see.
+
+    With `softcap` c a score s becomes c · tanh(s / c) before the mask.
+    """
+    if softcap is not None:
+        scores = softcap * mx.tanh(scores / softcap)
+    if part.allowed is None:
+        return scores
+    by_head = scores.reshape(*shape, -1)
+    return mx.where(part.allowed, by_head, -mx.inf).reshape(scores.shape)
+
+
 def _floats(array: mx.array, earlier: mx.array | None) -> mx.array:
     return array if array.dtype == mx.float32 else _after(array, earlier).astype(mx.float32)
 
