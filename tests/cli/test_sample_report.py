@@ -16,7 +16,7 @@ from tinygpt import __version__
 from tinygpt.cache import CacheLayout, CacheSpec, LayerLayout
 from tinygpt.cli import output
 from tinygpt.cli.output import OutputError, write_json
-from tinygpt.cli.report import Figures, count, report_line, size
+from tinygpt.cli.report import Figures, report_line
 from tinygpt.cli.session import memory_warning
 
 PLAIN = CacheLayout((LayerLayout(kv_heads=8, head_dim=32, rope=None),) * 12)
@@ -165,8 +165,3 @@ def test_a_long_prompt_names_what_makes_it_faster_once_and_a_short_one_does_not(
     run = ("sample", rope, "--device", "cpu", "--tokens", 1, "--prompt")
     assert cli(*run, "x" * 300).notes.count("install something") == 1
     assert "install something" not in cli(*run, "x" * 256).notes
-
-
-def test_numbers_for_people() -> None:
-    assert [count(n) for n in (12, 1_500, 134_515_008)] == ["12", "1.5K", "134.5M"]
-    assert [size(n) for n in (12, 691_000, 3_300_000)] == ["12 B", "691.0 KB", "3.3 MB"]

@@ -50,9 +50,10 @@ def test_a_budget_chooses_the_window() -> None:
         ("int5", "'int5' is neither key=value nor one of the precisions full, fp32"),
         ("", "'' is neither"),
         ("int8,int4", "precision is given twice"),
-        ("int8,window=3.5", "--streaming-llm-window is '3.5'"),
-        ("fp16,group=64", "--kv-group has no meaning with --kv-quantize fp16"),
-        ("sink=4", "needs --streaming-llm-window"),
+        ("int8,window=3.5", "--cache 'int8,window=3.5': window is '3.5'"),
+        ("fp16,group=64", "group has no meaning with precision fp16"),
+        ("sink=4", "sink 4 needs window"),
+        ("int8,window=20", "window 20 is smaller than residual"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(text: str, reason: str) -> None:

@@ -207,6 +207,20 @@ def test_a_result_can_be_asked_for_in_the_middle() -> None:
     assert of_full.kl_max == 0 < of_other.kl_max
 
 
+def test_a_run_may_stop_between_two_caches_of_one_chunk() -> None:
+    model = small_model("mha").build()
+    ones = [contestant(model, name, CacheSpec(name)) for name in ("full", "int8")]
+    quality = Quality(ones, ones[0], chunk=16, batch=1)
+
+    def stop(fed: int) -> None:
+        if fed >= 48:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quality.run([text(80)], stop)
+    assert [result.tokens for result in quality.results] == [32, 16]
+
+
 def test_caches_in_lockstep_have_the_figures_that_each_has_alone() -> None:
     model = small_model("gqa").build()
     full = contestant(model, "full", CacheSpec())

@@ -216,6 +216,15 @@ def test_a_directory_of_a_gguf_file_says_what_to_give(tmp_path: Path, refused: R
     assert str(tmp_path / "m.gguf") in message
 
 
+@pytest.mark.parametrize("name", ["m.gguf", "m.tinygpt"])
+def test_a_directory_of_model_files_alone_says_what_to_give(
+    tmp_path: Path, refused: Refused, name: str
+) -> None:
+    (tmp_path / name).touch()
+    message = refused(CheckpointError, lambda: open_checkpoint(tmp_path))
+    assert f"config.json: no such file; give the file {tmp_path / name}" in message
+
+
 # --- shards ----------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oracles.numpy_decoder import forward
-from oracles.small_models import KINDS, SmallModel, small_model
+from oracles.small_models import KINDS, SmallModel, cached, small_model
 from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.errors import CacheError, CheckpointError
 from tinygpt.models.transformer import Transformer
@@ -28,12 +28,6 @@ def ids() -> list[int]:
     return np.random.default_rng(1).integers(0, 61, LENGTH).tolist()
 
 
-def cached(model: Transformer, spec: CacheSpec, ids: list[int], chunk: int) -> np.ndarray:
-    cache = KVCache(spec, model.cache_layout())
-    pieces = [model(mx.array([ids[i : i + chunk]]), cache) for i in range(0, len(ids), chunk)]
-    return np.array(mx.concatenate(pieces, axis=1)[0])
-
-
 def test_logits_without_a_cache_equal_the_numpy_forward(small: SmallModel, ids: list[int]) -> None:
     got = np.array(small.build()(mx.array([ids]))[0])
     np.testing.assert_allclose(
@@ -45,7 +39,7 @@ def test_logits_without_a_cache_equal_the_numpy_forward(small: SmallModel, ids: 
 def test_logits_in_chunks_equal_the_numpy_forward(
     small: SmallModel, ids: list[int], chunk: int
 ) -> None:
-    got = cached(small.build(), CacheSpec(), ids, chunk)
+    got = cached(small.build(), ids, chunk)
     np.testing.assert_allclose(
         got, forward(small.described, small.weights, ids), atol=TOLERANCE, rtol=TOLERANCE
     )
@@ -60,7 +54,7 @@ def test_absolute_streaming_equals_the_numpy_forward_under_its_mask(
     visible = (j <= i) & ((j < sinks) | (i - j < window))
     expected = forward({**small.described, "visible": visible}, small.weights, ids)
     spec = CacheSpec(sink=sinks, window=window, positions="absolute")
-    got = cached(small.build(), spec, ids, chunk)
+    got = cached(small.build(), ids, chunk, spec)
     np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
@@ -70,10 +64,10 @@ def test_chunks_do_not_change_the_logits(precision: str, window: int | None) -> 
     small = small_model("rope gqa")
     model, ids = small.build(), np.random.default_rng(2).integers(0, 61, 150).tolist()
     spec = CacheSpec(precision, window=window)
-    single = cached(model, spec, ids, 1)
-    cost = np.abs(single - cached(model, CacheSpec(window=window), ids, 1)).mean()
+    single = cached(model, ids, 1, spec)
+    cost = np.abs(single - cached(model, ids, 1, CacheSpec(window=window))).mean()
     for chunk in (7, 64, 150):
-        difference = np.abs(cached(model, spec, ids, chunk) - single).mean()
+        difference = np.abs(cached(model, ids, chunk, spec) - single).mean()
         # A BLAS sums a row of a chunk in another order than a row alone. That is 1e-7 of a key, but
         # now and then it moves one over the border between two half-precision numbers or codes.
         # (Equal keys give equal outputs to 1e-4: tests/cache/test_rule_two.py.)
@@ -96,7 +90,7 @@ def test_sequences_of_a_batch_do_not_see_each_other() -> None:
         together = np.array(mx.concatenate(pieces, axis=1))
         for row, logits in zip(rows, together, strict=True):
             np.testing.assert_allclose(
-                logits, cached(model, spec, row.tolist(), 30), atol=TOLERANCE
+                logits, cached(model, row.tolist(), 30, spec), atol=TOLERANCE
             )
 
 
@@ -108,12 +102,12 @@ def test_one_token_outside_the_windows_of_all_layers_changes_nothing() -> None:
     ids = np.random.default_rng(4).integers(0, 61, 60).tolist()
     spec = CacheSpec("fp16", sink=4, window=window)
     for chunk in (1, 60):
-        before = cached(model, spec, ids, chunk)[-1]
+        before = cached(model, ids, chunk, spec)[-1]
         inside, outside = list(ids), list(ids)
         inside[-1 - reach] = (inside[-1 - reach] + 1) % 61
         outside[-2 - reach] = (outside[-2 - reach] + 1) % 61
-        assert np.abs(cached(model, spec, inside, chunk)[-1] - before).max() > 0
-        assert np.abs(cached(model, spec, outside, chunk)[-1] - before).max() == 0
+        assert np.abs(cached(model, inside, chunk, spec)[-1] - before).max() > 0
+        assert np.abs(cached(model, outside, chunk, spec)[-1] - before).max() == 0
 
 
 def test_a_position_past_the_table_is_refused() -> None:

@@ -1,9 +1,8 @@
-"""The results page says what the files say, and the README what the page says."""
+"""The results page says what the files say."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,6 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUOTE = re.compile(r"<!-- results -->\n(.*?)<!-- end of results -->", re.DOTALL)
 PART = {"start": 0, "stop": 256, "tokens": 9, "perplexity": 31.25, "compared": 9}
 RESULT = {
     "cache": "int4",
@@ -126,14 +124,3 @@ def test_the_committed_page_is_made_of_the_committed_files(results_page: ModuleT
         pytest.skip("docs/results is not there: scripts/reproduce.sh makes it")
     written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert written == results_page.page(ROOT / "docs" / "results"), "run scripts/results_page.py"
-
-
-def test_what_the_readme_quotes_is_on_the_page() -> None:
-    page = ROOT / "docs" / "results.md"
-    if not page.is_file():
-        pytest.skip("docs/results.md is not there: scripts/reproduce.sh makes it")
-    known = set(page.read_text(encoding="utf-8").splitlines())
-    quotes = QUOTE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert quotes, "the README has no results between <!-- results --> and <!-- end of results -->"
-    for line in "".join(quotes).splitlines():
-        assert not line.startswith("|") or line in known, f"not in docs/results.md: {line}"

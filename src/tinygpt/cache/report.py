@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from tinygpt.cache.kv_cache import KVCache
 from tinygpt.cache.spec import CacheSpec
+from tinygpt.units import size
 
 
 def describe_cache(cache: KVCache, seen: int | None = None) -> str:
     """The line at the end of a run; `seen` counts tokens also from before a restart."""
     seen = cache.seen if seen is None else seen
-    parts = [f"KV cache: {seen} tokens", format_bytes(cache.nbytes)]
+    parts = [f"KV cache: {seen} tokens", size(cache.nbytes)]
     if cache.spec.held is not None and cache.held < seen:
-        parts.append(f"stored {cache.held} (StreamingLLM cap)")
+        cap = " (StreamingLLM cap)" if cache.held == cache.spec.held else ""
+        parts.append(f"stored {cache.held}{cap}")
     rotary = any(layer.rope is not None for layer in cache.layout.layers)
     return " · ".join([*parts, describe_spec(cache.spec, dtype_name(cache), rotary=rotary)])
 
@@ -38,11 +40,3 @@ def dtype_name(cache: KVCache) -> str:
     """The model's compute type as `--kv-quantize` names it."""
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     return names[str(cache.layout.dtype).removeprefix("mlx.core.")]
-
-
-def format_bytes(count: int) -> str:
-    """Decimal units, as the original's tables have them: `691 KB`, `3.3 MB`."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 1000:.0f} KB"

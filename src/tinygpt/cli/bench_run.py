@@ -19,13 +19,13 @@ from tinygpt.cli.eval_options import check_model
 from tinygpt.cli.eval_table import NONE, aligned
 from tinygpt.cli.output import TextOutput, interruption, note, write_json
 from tinygpt.cli.progress import Progress, stderr_is_terminal
-from tinygpt.cli.report import size
 from tinygpt.cli.signals import Interrupted, Signals
 from tinygpt.errors import ConfigError
 from tinygpt.evaluate.bench import BenchResult, Ours, Pair, Race, pairs, run_races, summarise
 from tinygpt.evaluate.mlx_lm import MlxLm
 from tinygpt.evaluate.roofline import bandwidth, decode_floor, prefill_floor, weight_bytes
 from tinygpt.io.load import layout_of, load_model, open_checkpoint
+from tinygpt.units import size
 
 CACHES = ("full", "int8", "int4")
 

@@ -11,11 +11,11 @@ import click
 
 from tinygpt.cli.output import OutputError, check_writable, note
 from tinygpt.cli.progress import stderr_is_terminal
-from tinygpt.cli.report import size
 from tinygpt.errors import ConfigError
 from tinygpt.io.convert import DTYPES, check_dtype, convert_to_tinygpt
 from tinygpt.io.hf_export import export_dtype, export_hf
 from tinygpt.io.load import open_checkpoint
+from tinygpt.units import size
 
 TINYGPT, HF = "tinygpt", "hf"
 _OTHERS = (".gguf", ".safetensors", ".bin", ".pt")  # what would be misleading as a name

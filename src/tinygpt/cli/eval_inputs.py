@@ -79,7 +79,7 @@ def read_caches(
         try:
             caches.setdefault(text, read_cache(text, layout, config.context)[0])
         except ConfigError as error:
-            say(f"--grid leaves out {text}: {error}")
+            say(f"left out of --grid: {error}")
     return caches
 
 

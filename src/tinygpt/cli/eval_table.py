@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from tinygpt.cli.report import size
+from tinygpt.units import size
 
 if TYPE_CHECKING:
     from tinygpt.evaluate.greedy import Match

@@ -13,12 +13,12 @@ import mlx.core as mx
 from tinygpt.cache.budget import bytes_per_token
 from tinygpt.cache.spec import PRECISIONS, CacheSpec
 from tinygpt.cli.output import TextOutput
-from tinygpt.cli.report import count, size
 from tinygpt.cli.sample_options import DEMO_MODEL
 from tinygpt.cli.session import parameter_count
 from tinygpt.errors import ConfigError, TinyGPTError
 from tinygpt.io.checkpoint import Checkpoint, iter_weights
 from tinygpt.io.load import layout_of, open_checkpoint
+from tinygpt.units import count, size
 
 SHOWN_TENSORS = 12
 SHOWN_ITEMS = 64  # of a metadata list

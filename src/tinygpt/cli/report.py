@@ -109,21 +109,5 @@ def finish_line(reason: str, cached: bool) -> str | None:
     }.get(reason)
 
 
-def count(n: int) -> str:
-    """A number of parameters for people: 134515008 is 134.5M."""
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if n >= size:
-            return f"{n / size:.1f}{unit}"
-    return str(n)
-
-
-def size(nbytes: float) -> str:
-    """A number of bytes for people, in the original's decimal units."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.1f} {unit}"
-    return f"{nbytes:.0f} B"
-
-
 def _rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if seconds > 0 else 0.0

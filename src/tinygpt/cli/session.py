@@ -16,7 +16,7 @@ from tinygpt.cache.layout import CacheLayout
 from tinygpt.cache.resolve import Resolved, resolve_spec
 from tinygpt.cache.spec import CacheSpec
 from tinygpt.cli.prompt import Prompt, encode_prompt
-from tinygpt.cli.report import banner, count, size
+from tinygpt.cli.report import banner
 from tinygpt.cli.sample_options import SampleOptions
 from tinygpt.errors import ConfigError
 from tinygpt.generate import check_prompt
@@ -27,6 +27,7 @@ from tinygpt.models.config import ModelConfig
 from tinygpt.models.transformer import Transformer
 from tinygpt.tokenizer import Tokenizer
 from tinygpt.uncached import check_uncached_prompt
+from tinygpt.units import count, size
 
 LONG_TEXT = 1 << 17  # tokens; windows are full by then
 LONG_PREFILL = 256  # tokens; a shorter prompt is over before a faster BLAS would show

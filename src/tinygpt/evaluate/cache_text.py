@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tinygpt.cache.layout import CacheLayout
 from tinygpt.cache.resolve import resolve_spec
 from tinygpt.cache.spec import FLAGS, PRECISIONS, CacheSpec
@@ -46,7 +49,8 @@ def parse_cache(text: str) -> dict[str, object]:
                 f"--cache {text!r}: {item!r} is neither key=value nor one of the precisions "
                 f"{', '.join(PRECISIONS)}"
             )
-        given[key] = _PARSERS[key](value)
+        with _naming(text):
+            given[key] = _PARSERS[key](value)
     return given
 
 
@@ -56,5 +60,19 @@ def read_cache(text: str, layout: CacheLayout, context: int) -> tuple[CacheSpec,
     Raises:
         ConfigError: `parse_cache` refuses it, or it cannot be right with this model.
     """
-    resolved = resolve_spec(parse_cache(text), {}, layout, context=context)
+    given = parse_cache(text)
+    with _naming(text):
+        resolved = resolve_spec(given, {}, layout, context=context)
     return resolved.spec, resolved.notes
+
+
+@contextmanager
+def _naming(text: str) -> Iterator[None]:
+    """A refusal names the cache it is of, and keys instead of the flags of `sample`."""
+    try:
+        yield
+    except ConfigError as error:
+        message = str(error)
+        for flag in FLAGS:
+            message = message.replace(flag.flag, flag.key)
+        raise ConfigError(f"--cache {text!r}: {message}") from error

@@ -159,7 +159,9 @@ class Quality:
         return [tally.result for tally in self._tallies]
 
     def run(self, texts: Sequence[Text], report: Callable[[int], None]) -> None:
-        """Score `texts`; `report` is told after each chunk how many tokens all have been fed.
+        """Score `texts`; `report` is told after each cache's chunk how many tokens all were fed.
+
+        What `report` raises ends the run; some caches may then be one chunk further than others.
 
         Raises:
             GenerationError: logits that are not finite.
@@ -193,7 +195,7 @@ class Quality:
                     theirs = None if expected is None else expected[row]
                     tally.score(text, start, logits[row], theirs)
                 tally.hold(runner.nbytes // len(texts), start + own.shape[1])
-            report(sum(tally.fed for tally in self._tallies))
+                report(sum(one.fed for one in self._tallies))
 
     def _expected(
         self, reference: Runner, runners: Sequence[Runner], ids: np.ndarray

@@ -83,6 +83,8 @@ def open_huggingface(directory: Path) -> HuggingFaceCheckpoint:
 
 def _open(directory: Path) -> HuggingFaceCheckpoint:
     path = directory / CONFIG
+    if not path.exists():
+        raise _no_config(directory)
     top = Fields(f"{path}:", read_json(path))
     found = find_family(top)
     quantization = read_quantization(top, found.fields)
@@ -100,6 +102,12 @@ def _open(directory: Path) -> HuggingFaceCheckpoint:
         sources=sources,
         end_ids=_end_ids(top) | _end_ids(found.fields),
     )
+
+
+def _no_config(directory: Path) -> CheckpointError:
+    files = sorted([*directory.glob("*.gguf"), *directory.glob("*.tinygpt")])
+    hint = f"give the file {files[0]}" if files else "a Hugging Face model directory has one"
+    return CheckpointError(f"{directory / CONFIG}: no such file; {hint}")
 
 
 def _says_tied(top: Fields, found: FamilyConfig) -> bool | None:

@@ -1,0 +1,91 @@
+"""The README quotes what the results page says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = """# Results
+
+Made on Linux, 2026-11-30; mlx 1.
+
+## Precision
+
+| cache | perplexity |
+| --- | ---: |
+| `full` | 20.000 |
+| `int8` | 20.001 |
+
+| cache | held |
+| --- | ---: |
+| `full` | 8 MB |
+
+## Bounded
+
+| cache | perplexity |
+| --- | ---: |
+| `full` | 30.000 |
+"""
+README = """Text. Made on is no figure here.
+Made on Windows, 1995; DOS 6.
+
+<!-- results: Bounded -->
+| cache | perplexity |
+| --- | ---: |
+| `full` | 1 |
+
+<!-- results: Precision -->
+| cache | perplexity |
+| --- | ---: |
+| `int8` | 2 |
+
+| cache | perplexity |
+| --- | ---: |
+| `int8` | not quoted |
+"""
+
+
+@pytest.fixture(scope="module")
+def results_readme() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import results_readme
+
+    return results_readme
+
+
+def test_quoted_rows_are_those_of_their_section_and_table(results_readme: ModuleType) -> None:
+    wanted = README.replace("Made on Windows, 1995; DOS 6.", "Made on Linux, 2026-11-30; mlx 1.")
+    wanted = wanted.replace("| `full` | 1 |", "| `full` | 30.000 |")
+    wanted = wanted.replace("| `int8` | 2 |", "| `int8` | 20.001 |")
+    assert results_readme.refreshed(README, PAGE) == wanted
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("results: Bounded", "results: Speed", "no section: Speed"),
+        ("| `full` | 1 |", "| `int1` | 1 |", "no row `int1`"),
+        ("| cache | perplexity |", "| cache | KL |", "no row `full`"),
+    ],
+    ids=["section", "row", "table"],
+)
+def test_what_the_page_does_not_have_cannot_be_quoted(
+    results_readme: ModuleType, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(SystemExit, match=message):
+        results_readme.refreshed(README.replace(old, new, 1), PAGE)
+
+
+def test_the_readme_quotes_the_committed_page(results_readme: ModuleType) -> None:
+    page = ROOT / "docs" / "results.md"
+    if not page.is_file():
+        pytest.skip("docs/results.md is not there: scripts/reproduce.sh makes it")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.count("<!-- results: ") >= 3, "the README quotes no results"
+    assert readme == results_readme.refreshed(readme, page.read_text(encoding="utf-8")), (
+        "run scripts/results_readme.py"
+    )
