@@ -57,7 +57,7 @@ all_quality() { # two at a time, with one core each: what they say of speed is n
     replace=exec quality kivi_emma emma "$novel" --cache "${precisions[@]}" \
         ${versus[@]+"${versus[@]}"} 2> "$out/kivi_emma.log" &
     local peer=$!
-    trap 'kill "$peer" 2> /dev/null || true' EXIT
+    trap "kill $peer 2> /dev/null || true" EXIT
     other_quality
     wait "$peer" || {
         tail -n 3 "$out/kivi_emma.log" >&2
