@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes every table and picture of docs/results.md anew, from nothing, and what the README quotes.
+# Makes every table and picture of docs/results.md anew, from nothing, and what other pages quote.
 #   scripts/reproduce.sh            in under 90 minutes on two cores
 #   scripts/reproduce.sh --long     also 50,000 tokens on SmolLM2
 #   scripts/reproduce.sh --quick    the same commands on a few tokens, to see that they run
@@ -149,9 +149,9 @@ if [ -n "$publish" ]; then
     for picture in "$out"/*.png; do [ ! -f "$picture" ] || cp "$picture" "$publish/results/"; done
     "$python" scripts/results_page.py "$publish/results" > "$publish/results.md"
     if [ -n "${versus[*]-}" ]; then
-        "$python" scripts/results_readme.py README.md "$publish/results.md"
+        "$python" scripts/results_quotes.py "$publish/results.md" README.md "$publish/cache.md"
     else
-        say "the README quotes rows of mlx-lm: it was left as it was"
+        say "the README quotes rows of mlx-lm: README.md and $publish/cache.md were left as they were"
     fi
 fi
 say "done: ${publish:-$out}/results.md"

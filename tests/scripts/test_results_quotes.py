@@ -1,4 +1,4 @@
-"""The README quotes what the results page says."""
+"""The README and the pages quote what the results page says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Made on Linux, 2026-11-30; mlx 1.
 | --- | ---: |
 | `full` | 30.000 |
 """
-README = """Text. Made on is no figure here.
+DOCUMENT = """Text. Made on is no figure here.
 Made on Windows, 1995; DOS 6.
 
 <!-- results: Bounded -->
@@ -50,18 +50,18 @@ Made on Windows, 1995; DOS 6.
 
 
 @pytest.fixture(scope="module")
-def results_readme() -> ModuleType:
+def results_quotes() -> ModuleType:
     sys.path.insert(0, str(ROOT / "scripts"))
-    import results_readme
+    import results_quotes
 
-    return results_readme
+    return results_quotes
 
 
-def test_quoted_rows_are_those_of_their_section_and_table(results_readme: ModuleType) -> None:
-    wanted = README.replace("Made on Windows, 1995; DOS 6.", "Made on Linux, 2026-11-30; mlx 1.")
+def test_quoted_rows_are_those_of_their_section_and_table(results_quotes: ModuleType) -> None:
+    wanted = DOCUMENT.replace("Made on Windows, 1995; DOS 6.", "Made on Linux, 2026-11-30; mlx 1.")
     wanted = wanted.replace("| `full` | 1 |", "| `full` | 30.000 |")
     wanted = wanted.replace("| `int8` | 2 |", "| `int8` | 20.001 |")
-    assert results_readme.refreshed(README, PAGE) == wanted
+    assert results_quotes.refreshed(DOCUMENT, PAGE) == wanted
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,21 @@ def test_quoted_rows_are_those_of_their_section_and_table(results_readme: Module
     ids=["section", "row", "table"],
 )
 def test_what_the_page_does_not_have_cannot_be_quoted(
-    results_readme: ModuleType, old: str, new: str, message: str
+    results_quotes: ModuleType, old: str, new: str, message: str
 ) -> None:
     with pytest.raises(SystemExit, match=message):
-        results_readme.refreshed(README.replace(old, new, 1), PAGE)
+        results_quotes.refreshed(DOCUMENT.replace(old, new, 1), PAGE)
 
 
-def test_the_readme_quotes_the_committed_page(results_readme: ModuleType) -> None:
+@pytest.mark.parametrize(("name", "least"), [("README.md", 3), ("docs/cache.md", 1)])
+def test_documents_quote_the_committed_page(
+    results_quotes: ModuleType, name: str, least: int
+) -> None:
     page = ROOT / "docs" / "results.md"
     if not page.is_file():
         pytest.skip("docs/results.md is not there: scripts/reproduce.sh makes it")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.count("<!-- results: ") >= 3, "the README quotes no results"
-    assert readme == results_readme.refreshed(readme, page.read_text(encoding="utf-8")), (
-        "run scripts/results_readme.py"
+    document = (ROOT / name).read_text(encoding="utf-8")
+    assert document.count("<!-- results: ") >= least, f"{name} quotes no results"
+    assert document == results_quotes.refreshed(document, page.read_text(encoding="utf-8")), (
+        "run scripts/results_quotes.py"
     )

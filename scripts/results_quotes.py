@@ -1,9 +1,9 @@
-"""Brings the tables that the README quotes up to those of docs/results.md.
+"""Brings the tables that documents quote up to those of docs/results.md.
 
-    python scripts/results_readme.py README.md docs/results.md
+    python scripts/results_quotes.py docs/results.md README.md docs/cache.md
 
-The README chooses: a comment `<!-- results: SECTION -->` stands before each quoted table, whose
-header and first cells say which table of that section and which of its rows are quoted. Its line
+The document chooses: a comment `<!-- results: SECTION -->` stands before each quoted table, whose
+header and first cells say which table of that section and which of its rows are quoted. A line
 `Made on …` is the page's.
 """
 
@@ -18,16 +18,16 @@ MADE = re.compile(r"^Made on .*$", re.MULTILINE)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 
-def refreshed(readme: str, page: str) -> str:
-    """`readme` with every quoted row as `page` has it.
+def refreshed(document: str, page: str) -> str:
+    """`document` with every quoted row as `page` has it.
 
     Raises:
         SystemExit: a section, table or row that the page does not have.
     """
     made = MADE.search(page)
     if made is not None:
-        readme = MADE.sub(lambda _: made.group(), readme)
-    return QUOTED.sub(lambda quote: quote["mark"] + _table(quote, _sections(page)), readme)
+        document = MADE.sub(lambda _: made.group(), document)
+    return QUOTED.sub(lambda quote: quote["mark"] + _table(quote, _sections(page)), document)
 
 
 def _sections(page: str) -> dict[str, str]:
@@ -55,11 +55,10 @@ def _name(row: str) -> str:
     return row.split("|")[1].strip()
 
 
-def main(readme: Path, page: Path) -> None:
-    readme.write_text(
-        refreshed(readme.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")),
-        encoding="utf-8",
-    )
+def main(page: Path, *documents: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for document in documents:
+        document.write_text(refreshed(document.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 
 if __name__ == "__main__":
