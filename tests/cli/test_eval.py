@@ -199,15 +199,33 @@ def test_resume_refuses_the_results_of_another_run(
     cli: Callable, refused: Callable, rope: Path, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
-    line = ("eval", rope, "--text", text, "--json", out)
+    line, words = ("eval", rope, "--text", text, "--json", out), text.read_bytes()
     assert cli(*line, "--tokens", 20).status == 0
-    assert "was made with texts" in refused(*line, "--tokens", 30, "--resume")
+    assert 'was made with texts {"tokens": 20}, this run has {"tokens": 30}' in refused(
+        *line, "--tokens", 30, "--resume"
+    )
     text.write_text("Other words of the same length")
     assert "was made with texts" in refused(*line, "--tokens", 20, "--resume")
+    content = json.loads(out.read_text())
+    content["results"][0]["perplexity"] = "low"
+    text.write_bytes(words)
+    out.write_text(json.dumps(content))
+    assert "perplexity is 'low', no number" in refused(*line, "--tokens", 20, "--resume")
     out.write_text("{}")
     assert "is no result of tinygpt eval" in refused(*line, "--tokens", 20, "--resume")
     out.write_text("[")
     assert "is no result of tinygpt eval" in refused(*line, "--tokens", 20, "--resume")
+
+
+def test_resume_refuses_other_weights_under_the_same_name(
+    cli: Callable, refused: Callable, rope: Path, learned: Path, text: Path, tmp_path: Path
+) -> None:
+    model, out = tmp_path / "model", tmp_path / "out.json"
+    line = ("eval", model, "--text", text, "--tokens", 20, "--json", out, "--resume")
+    model.write_bytes(rope.read_bytes())
+    assert cli(*line).status == cli(*line, "--cache", "full", "int8").status == 0
+    model.write_bytes(learned.read_bytes())
+    assert "was made with model_digest" in refused(*line)
 
 
 def test_a_request_that_cannot_be_is_refused_before_anything_runs(
@@ -216,7 +234,6 @@ def test_a_request_that_cannot_be_is_refused_before_anything_runs(
     assert "nothing to measure" in refused("eval", rope)
     assert "no MODEL given" in refused("eval", "--grid", "--greedy", 2)
     assert "--json FILE" in refused("eval", rope, "--text", text, "--resume")
-    assert "add --greedy N" in refused("eval", rope, "--text", text, "--prompts", text)
     assert "there is no key 'bits'" in refused("eval", rope, "--text", text, "--cache", "bits=8")
     assert "No such file" in refused("eval", rope, "--text", tmp_path / "absent")
     assert "no directory" in refused("eval", rope, "--text", text, "--csv", tmp_path / "a" / "b")
@@ -227,6 +244,40 @@ def test_a_request_that_cannot_be_is_refused_before_anything_runs(
     (tmp_path / "blank").write_text("\n \n")
     prompts = ("--greedy", 2, "--prompts", tmp_path / "blank")
     assert "has no prompts" in refused("eval", rope, *prompts)
+    assert "given 2 times" in refused("eval", rope, "--text", "-", "-")
+
+
+@pytest.mark.parametrize(
+    ("asked", "idle", "needed"),
+    [
+        (("--text", "FILE"), ("--prompts", "FILE"), "--greedy"),
+        (("--text", "FILE"), ("--trials", 2), "--passkey"),
+        (("--greedy", 2), ("--tokens", 9), "--text"),
+        (("--passkey",), ("--csv", "FILE"), "--text"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    refused: Callable, rope: Path, tmp_path: Path, asked: tuple, idle: tuple, needed: str
+) -> None:
+    file = tmp_path / "file"
+    asked, idle = (tuple(file if v == "FILE" else v for v in part) for part in (asked, idle))
+    file.write_text("words")
+    assert f"{idle[0]} has no meaning without {needed}" in refused("eval", rope, *asked, *idle)
+
+
+def test_an_output_never_replaces_an_input_or_another_output(
+    refused: Callable, rope: Path, text: Path, tmp_path: Path
+) -> None:
+    before, words = rope.read_bytes(), text.read_bytes()
+    run = ("eval", rope, "--text", text, "--tokens", 9)
+    assert f"would replace {rope}" in refused(*run, "--json", rope)
+    assert f"would replace {text}" in refused(*run, "--csv", text.parent / "." / text.name)
+    greedy = ("eval", rope, "--greedy", 2, "--prompts", text)
+    assert f"would replace {text}" in refused(*greedy, "--json", text)
+    both = tmp_path / "both"
+    assert "would replace --csv" in refused(*run, "--csv", both, "--json", both)
+    assert f"would replace {rope}" in refused("bench", rope, "--json", rope)
+    assert (rope.read_bytes(), text.read_bytes()) == (before, words) and not both.exists()
 
 
 def test_greedy_matches_are_printed_for_each_prompt_and_cache(

@@ -18,6 +18,7 @@ def quality(cache: str, perplexity: float) -> dict:
     ]
     return {
         "cache": cache,
+        "tokens": 198 if cache == "full" else 400,
         "perplexity": perplexity,
         "bytes_per_token": 1000 / perplexity,
         "by_position": parts,
@@ -69,7 +70,11 @@ def test_a_vector_picture_names_its_axes_and_its_caches(
     matplotlib.rcParams["svg.fonttype"] = "none"
     assert cli("plot", result, "-o", tmp_path, "--format", "svg").status == 0
     words = (tmp_path / "result_frontier.svg").read_text()
-    for word in ("perplexity (lower is better)", "bytes of cache per token", "int8,window=64"):
+    for word in (
+        "perplexity (lower is better)",
+        "bytes of cache per token",
+        "int8,window=64 (400 tokens)",
+    ):
         assert word in words
 
 
@@ -84,6 +89,29 @@ def test_what_has_nothing_to_draw_is_refused(
     assert "has nothing to draw" in refused("plot", empty, "-o", tmp_path)
     assert "it is not JSON" in refused("plot", damaged)
     assert "No such file" in refused("plot", tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"results": 5}, {"results": [{}]}, {"bench": [{"cache": "x"}]}, {"long": [{"tokens": "x"}]}],
+    ids=str,
+)
+def test_figures_that_are_none_are_refused(
+    refused: Callable, tmp_path: Path, content: dict
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(content))
+    assert "is no result of tinygpt eval or bench" in refused("plot", path, "-o", tmp_path)
+
+
+def test_pictures_of_two_files_never_get_one_name(
+    refused: Callable, result: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / result.name
+    other.parent.mkdir()
+    other.write_text(result.read_text())
+    assert "two files are called result" in refused("plot", result, other, "-o", tmp_path)
 
 
 def test_without_matplotlib_the_way_to_get_it_is_said(

@@ -229,6 +229,7 @@ def test_ctrl_c_while_the_program_is_still_loading_ends_it_without_a_word() -> N
     """The signal comes with the first import, long before the handlers of the command line."""
     code = (
         "import importlib.abc, os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # `command &` ignores it
         "class Early(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'click':\n"

@@ -50,6 +50,7 @@ def test_a_budget_chooses_the_window() -> None:
         ("int5", "'int5' is neither key=value nor one of the precisions full, fp32"),
         ("", "'' is neither"),
         ("int8,int4", "precision is given twice"),
+        ("int8,", "nothing after a comma"),
         ("int8,window=3.5", "--cache 'int8,window=3.5': window is '3.5'"),
         ("fp16,group=64", "group has no meaning with precision fp16"),
         ("sink=4", "sink 4 needs window"),

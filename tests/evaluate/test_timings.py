@@ -57,7 +57,7 @@ def test_our_racer_generates_what_was_asked_and_measures_its_cache() -> None:
     model = small_model("rope gqa").build()
     timing = Ours(model, CacheSpec()).run(list(range(40)), 10)
     assert len(timing.between) == 9 and timing.first > 0 and min(timing.between) > 0
-    assert timing.bytes == 50 * 2 * 2 * 2 * 32 * 4  # reserved for 50 tokens
+    assert timing.bytes == 51 * 2 * 2 * 2 * 32 * 4  # reserved for one more: see `timed`
     assert timing.peak > timing.bytes
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from tinygpt.cli.output import TextOutput, check_writable, write_json
-from tinygpt.cli.plot import out_directory
+from tinygpt.cli.output import TextOutput, check_apart, check_writable, note, write_json
+from tinygpt.cli.plot import out_directory, save_picture
 from tinygpt.errors import ConfigError
 
 
@@ -63,17 +63,20 @@ def attention(
     from tinygpt.evaluate.attention import kept, watch
     from tinygpt.io.load import load_model, open_checkpoint
     from tinygpt.plot.attention import kept_map, sink_mass
-    from tinygpt.plot.canvas import check_matplotlib, save
+    from tinygpt.plot.canvas import check_matplotlib
 
     check_matplotlib()
     if json is not None:
         check_writable(json, "--json")
+        check_apart({"--json": json}, [model, Path(text)])
     checkpoint = open_checkpoint(model)
     config = checkpoint.config
     if layer >= config.layers:
         raise ConfigError(f"--layer {layer}: this model has layers 0 to {config.layers - 1}")
     words = decode_utf8(read_file(text, "--text"), text)
     ids = checkpoint.read_tokenizer(None).encode(words)[: min(tokens, config.context)]
+    if config.context < tokens and len(ids) == config.context:
+        note(f"{text}: read up to the model's context of {config.context} tokens")
     if len(ids) < 2:
         raise ConfigError(f"--text {text} has {len(ids)} token(s); attention needs two at least")
     out_directory(out)
@@ -85,7 +88,7 @@ def attention(
         (f"layer{layer}", kept_map(maps.weights, layer, sinks, window, share)),
     ):
         target = out / f"{model.stem}_{name}.{ending}"
-        save(figure, target)
+        save_picture(figure, target)
         output.write(f"{target}\n")
     by_layer = " ".join(f"{mass:.1%}" for mass in maps.sink_mass.mean(axis=1))
     output.write(f"attention on {sinks} sinks: {maps.sink_mass.mean():.1%}, by layer {by_layer}\n")

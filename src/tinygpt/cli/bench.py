@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tinygpt.cli.eval_options import ListsCommand, parse_numbers
-from tinygpt.cli.output import TextOutput, check_writable
+from tinygpt.cli.output import TextOutput, check_apart, check_writable
 from tinygpt.cli.sample_options import WEIGHTS_DTYPES
 from tinygpt.cli.signals import Signals
 
@@ -18,7 +18,7 @@ from tinygpt.cli.signals import Signals
     epilog="Caches are run alternately and medians are printed; latencies are those of single "
     "tokens, over all repetitions. Prefill is measured up to the first token.",
 )
-@click.argument("model", required=False, type=click.Path(path_type=Path))
+@click.argument("model", required=False, metavar="MODEL", type=click.Path(path_type=Path))
 @click.option(
     "--cache",
     multiple=True,
@@ -47,7 +47,9 @@ from tinygpt.cli.signals import Signals
 @click.option("--versus", type=click.Choice(["mlx-lm"]), help="Race mlx-lm on the same weights.")
 @click.option("--roofline", is_flag=True, help="Measure the bandwidth, and print what it allows.")
 @click.option("--json", type=click.Path(path_type=Path), metavar="FILE", help="Write it there.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompt's tokens.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the prompt's tokens."
+)
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), help="Default: MLX's own.")
 @click.option(
     "--weights-dtype",
@@ -69,6 +71,7 @@ def bench(context: click.Context, /, **_: object) -> int:
     signals = context.find_object(Signals) or Signals()
     if options.json is not None:
         check_writable(options.json, "--json")
+        check_apart({"--json": options.json}, [options.model])
     output = TextOutput()
     use_device(options.device)
     return BenchRun(options, signals).go(output)

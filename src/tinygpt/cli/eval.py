@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tinygpt.cli.eval_options import ListsCommand, build_options, eval_options
-from tinygpt.cli.output import TextOutput, check_writable
+from tinygpt.cli.output import TextOutput, check_apart, check_writable
 from tinygpt.cli.signals import Signals
 
 
@@ -19,7 +19,7 @@ from tinygpt.cli.signals import Signals
     "file's header says about its cache is not used here. KL and agreement compare each cache with "
     "the full cache of the same weights.",
 )
-@click.argument("model", required=False, type=click.Path(path_type=Path))
+@click.argument("model", required=False, metavar="MODEL", type=click.Path(path_type=Path))
 @eval_options
 @click.pass_context
 def eval(context: click.Context, /, **_: object) -> int:
@@ -41,6 +41,7 @@ def eval(context: click.Context, /, **_: object) -> int:
     for flag, path in (("--csv", options.csv), ("--json", options.json)):
         if path is not None:
             check_writable(path, flag)
+    check_apart({"--csv": options.csv, "--json": options.json}, options.inputs)
     output = TextOutput()
     use_device(options.device)
     return EvalRun(options, signals).go(output)

@@ -25,6 +25,7 @@ from tinygpt.models.transformer import Transformer
 from tinygpt.tokenizer import Tokenizer
 
 Say = Callable[[str], None]
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,21 @@ def read_file(name: str, flag: str) -> bytes:
     except (OSError, ValueError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or "it is closed"
         raise ConfigError(f"{flag} {name}: {reason}") from error
+
+
+def digest(model: Path) -> str:
+    """What tells models of one name apart: sizes, first and last MiB of the files."""
+    found = hashlib.sha256()
+    for path in sorted(model.iterdir()) if model.is_dir() else [model]:
+        if not path.is_file():
+            continue
+        size = path.stat().st_size
+        found.update(f"{path.suffix} {size}\n".encode())
+        with path.open("rb") as file:
+            found.update(file.read(MIB))
+            file.seek(max(0, size - MIB))
+            found.update(file.read(MIB))
+    return found.hexdigest()
 
 
 def advise(say: Say) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import click
 
 from tinygpt.cache.spec import PRECISIONS
+from tinygpt.cli.prompt import STDIN
 from tinygpt.cli.sample_options import WEIGHTS_DTYPES
 from tinygpt.errors import ConfigError
 
@@ -18,6 +19,12 @@ F = TypeVar("F", bound=Callable[..., object])
 LISTS = ("--text", "--cache")  # options that take several values in a row
 DEPTHS = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 CHUNK = 256
+# What has a meaning with another option alone.
+NEEDS = {
+    "text": ("csv", "tokens", "versus", "prefill_chunk", "batch"),
+    "greedy": ("prompts",),
+    "passkey": ("lengths", "depths", "trials", "seed"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +61,15 @@ class EvalOptions:
             )
         if self.resume and self.json is None:
             raise ConfigError("--resume goes on from a JSON file; name it with --json FILE")
-        if self.prompts is not None and not self.greedy:
-            raise ConfigError("--prompts are for the greedy match; add --greedy N")
+        given = [*self.text, *([] if self.prompts is None else [str(self.prompts)])]
+        if given.count(STDIN) > 1:
+            raise ConfigError(f"stdin ({STDIN}) is given {given.count(STDIN)} times; give it once")
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Every file that is read."""
+        files = [self.model, *map(Path, self.text)]
+        return files if self.prompts is None else [*files, self.prompts]
 
 
 class ListsCommand(click.Command):
@@ -235,4 +249,18 @@ def build_options(context: click.Context) -> EvalOptions:
     """
     values = context.params
     check_model(values["model"], "tinygpt eval model.tinygpt --text FILE")
-    return EvalOptions(**{field.name: values[field.name] for field in fields(EvalOptions)})
+    options = EvalOptions(**{field.name: values[field.name] for field in fields(EvalOptions)})
+    for needed, names in NEEDS.items():
+        if not values[needed]:
+            _refuse_idle(context, names, needed)
+    return options
+
+
+def _refuse_idle(context: click.Context, names: tuple[str, ...], needed: str) -> None:
+    """Raise ConfigError if one of the options `names`, which would do nothing, was given."""
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} has no meaning without --{needed}; add --{needed}, or leave {flag} out"
+            )

@@ -71,12 +71,14 @@ class Record:
 
     def _check(self, old: Mapping[str, object], path: Path) -> None:
         for name, value in self.run.items():
-            if name in OPTIONAL and not (old[name] and value):
-                self.run[name] = value or old[name]
-            elif old[name] != value:
+            before = old[name]
+            if name in OPTIONAL and not (before and value):
+                self.run[name] = value or before
+            elif before != value:
+                then, now = _difference(before, value)
                 raise ConfigError(
-                    f"--resume: {path} was made with {name} {_brief(old[name])}, this run has "
-                    f"{_brief(value)}; give the same, or another --json"
+                    f"--resume: {path} was made with {name} {then}, this run has {now}; give the "
+                    "same, or another --json"
                 )
 
 
@@ -90,10 +92,29 @@ def text_entries(names: Iterable[str], digests: Iterable[str], tokens: Iterable[
 
 def _result(item: Mapping[str, object]) -> Result:
     parts = item["by_position"]
-    assert isinstance(parts, list)
+    if not isinstance(parts, list):
+        raise ValueError("by_position is no list")
+    for name, value in item.items():
+        if name not in ("cache", "by_position") and not isinstance(value, int | float | None):
+            raise ValueError(f"{name} is {value!r}, no number")
     return Result(**{**item, "by_position": tuple(Range(**part) for part in parts)})  # type: ignore[arg-type]
+
+
+def _difference(before: object, now: object) -> tuple[str, str]:
+    """Two values that differ, in short: of two lists of objects only what the first two differ in.
+
+    Where one list is longer, how long both are.
+    """
+    if isinstance(before, list) and isinstance(now, list):
+        if len(before) != len(now):
+            return f"{len(before)} of them", str(len(now))
+        one, other = next(pair for pair in zip(before, now, strict=True) if pair[0] != pair[1])
+        if isinstance(one, dict) and isinstance(other, dict):
+            keys = [key for key in one if one[key] != other.get(key)]
+            before, now = ({key: item.get(key) for key in keys} for item in (one, other))
+    return _brief(before), _brief(now)
 
 
 def _brief(value: object) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 60 else text[:59] + "…"
+    return text if len(text) <= 160 else text[:159] + "…"

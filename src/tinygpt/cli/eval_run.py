@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from tinygpt import __version__
 from tinygpt.cache import CacheSpec
-from tinygpt.cli.eval_inputs import advise, open_inputs
+from tinygpt.cli.eval_inputs import advise, digest, open_inputs
 from tinygpt.cli.eval_options import EvalOptions
 from tinygpt.cli.eval_record import Record, text_entries
 from tinygpt.cli.eval_table import (
@@ -180,6 +180,11 @@ class EvalRun:
             reason = peer.refuses(spec)
             if reason is None:
                 rivals.append(peer.contestant(name, spec))
+                if spec.window is not None and self._options.prefill_chunk > 1:
+                    note(
+                        f"mlx-lm {name}: its bounded cache hides its sinks from all queries of a "
+                        "chunk, and holds the chunk; --prefill-chunk 1 shows what it decodes with"
+                    )
             else:
                 note(f"{name}: mlx-lm {reason}")
         return rivals
@@ -191,6 +196,7 @@ class EvalRun:
         return {
             "version": __version__,
             "model": str(options.model),
+            "model_digest": digest(options.model),
             "device": "gpu" if on_gpu else "cpu",
             "weights_dtype": options.weights_dtype,
             "context": self._inputs.model.config.context,

@@ -89,11 +89,13 @@ def quality_csv(results: Sequence[Result]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     spans = [f"perplexity_{ranges[start].start}_{ranges[start].stop}" for start in sorted(ranges)]
-    writer.writerow([*names, *spans])
+    writer.writerow([*names, "compared", *spans])
     for result in results:
         by_start = {part.start: part.perplexity for part in result.by_position}
         figures = [getattr(result, name) for name in names]
-        writer.writerow([*figures, *(by_start.get(start) for start in sorted(ranges))])
+        writer.writerow(
+            [*figures, result.compared, *(by_start.get(start) for start in sorted(ranges))]
+        )
     return out.getvalue()
 
 

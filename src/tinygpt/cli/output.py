@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tinygpt.errors import ConfigError
@@ -85,6 +85,26 @@ def check_writable(path: Path, flag: str) -> None:
     place = path if path.exists() and not path.is_file() else path.parent
     if not os.access(place, os.W_OK):
         raise ConfigError(f"{flag} {path}: {place} is not writable; choose another place")
+
+
+def check_apart(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) -> None:
+    """Refuse an output that would replace an input, or another output; by their flags.
+
+    Raises:
+        ConfigError: two of them are one file.
+    """
+    taken = {file.resolve(): str(file) for given in inputs for file in _files_of(given)}
+    for flag, path in outputs.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue  # a device or a pipe takes anything
+        known = taken.get(path.resolve())
+        if known is not None:
+            raise ConfigError(f"{flag} {path} would replace {known}; choose another name")
+        taken[path.resolve()] = f"{flag} {path}"
+
+
+def _files_of(given: Path) -> list[Path]:
+    return [*given.iterdir()] if given.is_dir() else [given]
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tinygpt.cli.output import TextOutput
+from tinygpt.cli.output import OutputError, TextOutput
 from tinygpt.errors import ConfigError
 from tinygpt.plot.canvas import FORMATS, check_matplotlib, save
 from tinygpt.plot.results import PICTURES
@@ -37,19 +37,43 @@ def plot(results: tuple[Path, ...], out: Path, ending: str) -> int:
     if not results:
         raise ConfigError("no RESULT.json given; name what tinygpt eval --json FILE has written")
     contents = {path: read_result(path) for path in results}
+    stems = [path.stem for path in contents]
+    twice = next((stem for stem in stems if stems.count(stem) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"two files are called {twice}, and so would their pictures be; plot "
+            "them one at a time, with another --out"
+        )
     check_matplotlib()
     out_directory(out)
     output = TextOutput()
     for path, content in contents.items():
-        drawn = {name: draw(content) for name, draw in PICTURES.items()}
+        drawn = _drawn(path, content)
         if not any(drawn.values()):
             raise ConfigError(f"{path} has nothing to draw; it needs results, bench or passkey")
         for name, figure in drawn.items():
             if figure is not None:
                 target = out / f"{path.stem}_{name}.{ending}"
-                save(figure, target)
+                save_picture(figure, target)
                 output.write(f"{target}\n")
     return 0
+
+
+def _drawn(path: Path, content: Mapping[str, object]) -> dict[str, object]:
+    try:
+        return {name: draw(content) for name, draw in PICTURES.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"{path}: is no result of tinygpt eval or bench ({type(error).__name__}: {error})"
+        ) from error
+
+
+def save_picture(figure: object, path: Path) -> None:
+    """Write `figure`; the name's ending is the format. OutputError if it cannot be written."""
+    try:
+        save(figure, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_result(path: Path) -> Mapping[str, object]:
@@ -58,9 +82,13 @@ def read_result(path: Path) -> Mapping[str, object]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not JSON"
-        raise ConfigError(f"{path}: {reason}; name what tinygpt eval --json has written") from error
+        raise ConfigError(
+            f"{path}: {reason}; name what tinygpt eval or bench --json has written"
+        ) from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: is no JSON object; name what tinygpt eval --json has written")
+        raise ConfigError(
+            f"{path}: is no JSON object; name what tinygpt eval or bench --json has written"
+        )
     return content
 
 

@@ -35,6 +35,11 @@ def parse_cache(text: str) -> dict[str, object]:
     """
     given: dict[str, object] = {}
     for item in (part.strip() for part in text.split(",")):
+        if not item and text.strip():
+            raise ConfigError(
+                f"--cache {text!r}: there is nothing after a comma or before one; write a "
+                "cache without spaces, for instance int8,sink=4,window=256"
+            )
         key, equals, value = item.partition("=")
         if not equals:
             key, value = "precision", item
@@ -63,16 +68,20 @@ def read_cache(text: str, layout: CacheLayout, context: int) -> tuple[CacheSpec,
     given = parse_cache(text)
     with _naming(text):
         resolved = resolve_spec(given, {}, layout, context=context)
-    return resolved.spec, resolved.notes
+    return resolved.spec, tuple(map(_by_keys, resolved.notes))
 
 
 @contextmanager
 def _naming(text: str) -> Iterator[None]:
-    """A refusal names the cache it is of, and keys instead of the flags of `sample`."""
+    """A refusal names the cache it is of."""
     try:
         yield
     except ConfigError as error:
-        message = str(error)
-        for flag in FLAGS:
-            message = message.replace(flag.flag, flag.key)
-        raise ConfigError(f"--cache {text!r}: {message}") from error
+        raise ConfigError(f"--cache {text!r}: {_by_keys(str(error))}") from error
+
+
+def _by_keys(message: str) -> str:
+    """`message` with the keys of a cache's text instead of the flags of `sample`."""
+    for flag in FLAGS:
+        message = message.replace(flag.flag, flag.key)
+    return message

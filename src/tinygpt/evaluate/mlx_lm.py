@@ -152,6 +152,7 @@ class MlxLmRace:
         return timed(
             lambda: step(prompt, feed.model, max_tokens=tokens, prompt_cache=feed.caches),
             lambda: feed.nbytes,
+            tokens,
         )
 
 

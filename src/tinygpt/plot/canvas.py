@@ -49,12 +49,5 @@ def log_scale(axes: Any, name: str, values: Sequence[float]) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write `figure`; the name's ending is the format.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    """Write `figure`; the name's ending is the format. OSError if it cannot be written."""
+    figure.savefig(path, dpi=150)

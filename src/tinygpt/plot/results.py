@@ -27,7 +27,7 @@ def frontier(content: Row) -> Any:
             marker=style(index)["marker"],
             markersize=8,
             linestyle="none",
-            label=one["cache"],
+            label=_named(one, rows),
         )
     full = next((one for one in rows if one["cache"] in FULL), None)
     if full is not None:
@@ -40,6 +40,12 @@ def frontier(content: Row) -> Any:
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
+
+
+def _named(one: Row, rows: Sequence[Row]) -> str:
+    """A cache's name, with how many tokens were scored where that differs between caches."""
+    same = len({row["tokens"] for row in rows}) == 1
+    return str(one["cache"]) if same else f"{one['cache']} ({one['tokens']:,} tokens)"
 
 
 def _perplexity_axis(axes: Any, values: Sequence[float]) -> None:
