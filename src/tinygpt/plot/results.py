@@ -18,7 +18,7 @@ def frontier(content: Row) -> Any:
     rows = [one for one in content.get("results", ()) if one["perplexity"] is not None]
     if not rows:
         return None
-    figure = new_figure()
+    figure = new_figure(8, 6)
     axes = figure.subplots()
     for index, one in enumerate(rows):
         axes.errorbar(
@@ -38,7 +38,7 @@ def frontier(content: Row) -> Any:
     _perplexity_axis(axes, [one["perplexity"] for one in rows])
     axes.set_title("What a cache costs and saves")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)  # names may be long
     return figure
 
 
