@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tinygpt.cli.output import OutputError, check_writable, note
+from tinygpt.cli.output import check_writable, files_of, note, writing
 from tinygpt.cli.progress import stderr_is_terminal
 from tinygpt.errors import ConfigError
 from tinygpt.io.convert import DTYPES, check_dtype, convert_to_tinygpt
@@ -60,7 +60,7 @@ def convert(
     checkpoint = open_checkpoint(source)
     chosen = (export_dtype if form == HF else check_dtype)(checkpoint, dtype)
     words = checkpoint.read_tokenizer(tokenizer)
-    with _progress(len(checkpoint.tensors)) as report, _writing(target):
+    with _progress(len(checkpoint.tensors)) as report, writing(target):
         if form == HF:
             export_hf(checkpoint, target, words, dtype=chosen, report=report)
         else:
@@ -102,14 +102,5 @@ def _progress(tensors: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(done - bar.n)
 
 
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
-
-
 def _bytes_of(path: Path) -> int:
-    files = path.iterdir() if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in files_of(path))

@@ -14,6 +14,7 @@ from tinygpt.blas import advice
 from tinygpt.cache import CacheSpec
 from tinygpt.cache.layout import CacheLayout
 from tinygpt.cli.eval_options import EvalOptions
+from tinygpt.cli.output import files_of
 from tinygpt.cli.prompt import STDIN, decode_utf8
 from tinygpt.errors import ConfigError
 from tinygpt.evaluate.cache_text import FULL, GRID, read_cache
@@ -114,7 +115,7 @@ def read_file(name: str, flag: str) -> bytes:
 def digest(model: Path) -> str:
     """What tells models of one name apart: sizes, first and last MiB of the files."""
     found = hashlib.sha256()
-    for path in sorted(model.iterdir()) if model.is_dir() else [model]:
+    for path in files_of(model):
         if not path.is_file():
             continue
         size = path.stat().st_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import mlx.core as mx
 
@@ -19,7 +18,7 @@ from tinygpt.cli.eval_table import (
     quality_csv,
     quality_table,
 )
-from tinygpt.cli.output import OutputError, TextOutput, interruption, note
+from tinygpt.cli.output import TextOutput, interruption, note, writing
 from tinygpt.cli.progress import Progress, stderr_is_terminal
 from tinygpt.cli.session import LONG_PREFILL
 from tinygpt.cli.signals import Interrupted, Signals
@@ -227,7 +226,8 @@ class EvalRun:
         output.write("\n".join(part for part in parts if part))
         self._save()
         if options.csv is not None:
-            _write_text(options.csv, quality_csv(record.results))
+            with writing(options.csv):
+                options.csv.write_text(quality_csv(record.results), encoding="utf-8")
 
     def _remarks(self) -> list[str]:
         """What the table cannot say: texts without a score, caches that stopped early."""
@@ -249,10 +249,3 @@ class EvalRun:
             )
         lines += [f"interrupted before its end: {name}" for name in self._record.unfinished]
         return lines
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error

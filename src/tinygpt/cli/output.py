@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tinygpt.errors import ConfigError
@@ -93,7 +93,7 @@ def check_apart(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) -> N
     Raises:
         ConfigError: two of them are one file.
     """
-    taken = {file.resolve(): str(file) for given in inputs for file in _files_of(given)}
+    taken = {file.resolve(): str(file) for given in inputs for file in files_of(given)}
     for flag, path in outputs.items():
         if path is None or (path.exists() and not path.is_file()):
             continue  # a device or a pipe takes anything
@@ -103,8 +103,18 @@ def check_apart(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) -> N
         taken[path.resolve()] = f"{flag} {path}"
 
 
-def _files_of(given: Path) -> list[Path]:
-    return [*given.iterdir()] if given.is_dir() else [given]
+def files_of(model: Path) -> list[Path]:
+    """A model's files: itself, or what lies in its directory."""
+    return sorted(model.iterdir()) if model.is_dir() else [model]
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system says of writing `path` becomes an OutputError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
@@ -114,13 +124,11 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
         OutputError: it cannot be written.
     """
     text = json.dumps(content, indent=2) + "\n"  # ASCII: a path may hold bytes that are no UTF-8
-    try:
+    with writing(path):
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
         _replace(path, text)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _replace(path: Path, text: str) -> None:

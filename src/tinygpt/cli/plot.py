@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tinygpt.cli.output import OutputError, TextOutput
+from tinygpt.cli.output import TextOutput, writing
 from tinygpt.errors import ConfigError
 from tinygpt.plot.canvas import FORMATS, check_matplotlib, save
 from tinygpt.plot.results import PICTURES
@@ -70,10 +70,8 @@ def _drawn(path: Path, content: Mapping[str, object]) -> dict[str, object]:
 
 def save_picture(figure: object, path: Path) -> None:
     """Write `figure`; the name's ending is the format. OutputError if it cannot be written."""
-    try:
+    with writing(path):
         save(figure, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read_result(path: Path) -> Mapping[str, object]:
