@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from tinygpt.errors import CheckpointError, UnsupportedError
-from tinygpt.io import gguf_header, tinygpt_header
+from tinygpt.io import tinygpt_header
 from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, float_dtype
-from tinygpt.io.gguf import open_gguf
+from tinygpt.io.gguf.file import open_gguf
+from tinygpt.io.gguf.header import MAGIC as GGUF_MAGIC
 from tinygpt.io.huggingface import open_huggingface
 from tinygpt.io.tinygpt_file import open_tinygpt
 
@@ -42,7 +43,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     head = _first_bytes(path)
     if head.startswith(tinygpt_header.MAGIC):
         return open_tinygpt(path)
-    if head.startswith(gguf_header.MAGIC):
+    if head.startswith(GGUF_MAGIC):
         return open_gguf(path)
     raise _refusal(path, head)
 

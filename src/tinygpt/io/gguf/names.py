@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tinygpt.errors import CheckpointError
 from tinygpt.io.checkpoint import check_names
-from tinygpt.io.gguf_header import GgufHeader, GgufTensor
-from tinygpt.io.gguf_rope import ROPE_TENSORS
+from tinygpt.io.gguf.header import GgufHeader, GgufTensor
+from tinygpt.io.gguf.rope import ROPE_TENSORS
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import layer_shapes, tensor_shapes
 

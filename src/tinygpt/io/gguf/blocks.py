@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpt.io.gguf_dequant import dequantise
-from tinygpt.io.gguf_types import BF16, F32, TensorType
+from tinygpt.io.gguf.dequant import dequantise
+from tinygpt.io.gguf.types import BF16, F32, TensorType
 
 GROUP = 32  # values in a block
 _CHUNK = 2**20  # values dequantised at a time

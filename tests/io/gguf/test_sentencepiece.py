@@ -12,7 +12,7 @@ import pytest
 from oracles import gguf_spm
 from oracles.gguf_spm import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN
 from tinygpt.errors import CheckpointError, UnsupportedError
-from tinygpt.io.gguf_tokenizer import read_gguf_tokenizer
+from tinygpt.io.gguf.tokenizer import read_gguf_tokenizer
 from tinygpt.tokenizer import HFTokenizer
 
 VOCABULARY = gguf_spm.vocabulary()

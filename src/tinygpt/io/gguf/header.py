@@ -1,7 +1,7 @@
 """Walks a GGUF header (versions 2 and 3) with bounded reads, before anything trusts it.
 
 No count, length or offset is believed before the bytes it claims are known to be in the file.
-Knows the container only; see `gguf` for what the keys mean.
+Knows the container only; see `model` for what the keys mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.checkpoint import shown
-from tinygpt.io.gguf_types import TENSOR_TYPES, TensorType, type_name
+from tinygpt.io.gguf.types import TENSOR_TYPES, TensorType, type_name
 
 MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32  # bytes

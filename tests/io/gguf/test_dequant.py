@@ -9,13 +9,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import tinygpt.io.gguf.blocks as gguf_blocks
 from oracles import gguf_writer as writer
 from oracles.gguf_literal import FORMATS, dequantise, random_blocks
 from oracles.gguf_writer import Llama
 from tinygpt.errors import ConfigError, UnsupportedError
-from tinygpt.io import gguf_blocks
-from tinygpt.io.gguf_dequant import dequantise as ours
-from tinygpt.io.gguf_types import TENSOR_TYPES
+from tinygpt.io.gguf.dequant import dequantise as ours
+from tinygpt.io.gguf.types import TENSOR_TYPES
 from tinygpt.io.load import load_model, open_checkpoint
 
 BLOCKS = 6

@@ -28,7 +28,7 @@ from tinygpt.tokenizer import HFTokenizer
 
 pytestmark = pytest.mark.real
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAME = "gemma-3-270m-q4_k_m.gguf"
 FETCH_SECONDS = 900
 PROMPT, ANSWER = "Paris is the capital of", " France and is the most visited city in the world."

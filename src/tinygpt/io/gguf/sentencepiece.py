@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers
 
 from tinygpt.errors import UnsupportedError
 from tinygpt.io.checkpoint import shown
-from tinygpt.io.gguf_vocabulary import BYTE, NORMAL, UNKNOWN, Vocabulary
+from tinygpt.io.gguf.vocabulary import BYTE, NORMAL, UNKNOWN, Vocabulary
 
 SPACE = "\u2581"  # how a piece spells a space
 

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as Inner
 
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.checkpoint import shown
-from tinygpt.io.gguf_pre import PRE_TOKENIZERS, PreTokenizer
-from tinygpt.io.gguf_sentencepiece import sentencepiece
-from tinygpt.io.gguf_vocabulary import (
+from tinygpt.io.gguf.pre import PRE_TOKENIZERS, PreTokenizer
+from tinygpt.io.gguf.sentencepiece import sentencepiece
+from tinygpt.io.gguf.vocabulary import (
     CONTROL,
     PREFIX,
     UNKNOWN,

@@ -10,7 +10,7 @@ import pytest
 from oracles import gguf_writer
 from tinygpt.chat import render_chat
 from tinygpt.errors import CheckpointError, UnsupportedError
-from tinygpt.io.gguf_tokenizer import read_gguf_tokenizer
+from tinygpt.io.gguf.tokenizer import read_gguf_tokenizer
 from tinygpt.io.load import open_checkpoint
 from tinygpt.tokenizer import HFTokenizer
 

@@ -10,8 +10,8 @@ import pytest
 
 from oracles import gguf_writer
 from tinygpt.errors import UnsupportedError
-from tinygpt.io.gguf_pre import PRE_TOKENIZERS
-from tinygpt.io.gguf_tokenizer import read_gguf_tokenizer
+from tinygpt.io.gguf.pre import PRE_TOKENIZERS
+from tinygpt.io.gguf.tokenizer import read_gguf_tokenizer
 from tinygpt.tokenizer import HFTokenizer
 
 TEXT = "I'LL pay $12345.67,\n\n  naïve 日本語: x==1;\r\n\tÜberGroß  don't  "

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tinygpt.errors import CheckpointError, ConfigError, UnsupportedError
 from tinygpt.io.checkpoint import shown
-from tinygpt.io.gguf_header import GgufHeader
-from tinygpt.io.gguf_keys import Keys
-from tinygpt.io.gguf_types import F32
+from tinygpt.io.gguf.header import GgufHeader
+from tinygpt.io.gguf.keys import Keys
+from tinygpt.io.gguf.types import F32
 from tinygpt.ops.rope import RopeConfig
 from tinygpt.ops.rope_scaling import (
     RopeScaling,

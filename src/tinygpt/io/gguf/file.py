@@ -17,12 +17,12 @@ from tinygpt.io.checkpoint import (
     float_dtype,
     map_file,
 )
-from tinygpt.io.gguf_blocks import float_tensor, packed_tensor
-from tinygpt.io.gguf_header import read_gguf_header
-from tinygpt.io.gguf_model import model_config
-from tinygpt.io.gguf_names import Part, named_parts, row_order
-from tinygpt.io.gguf_tokenizer import read_gguf_tokenizer
-from tinygpt.io.gguf_types import BF16, F16, F32
+from tinygpt.io.gguf.blocks import float_tensor, packed_tensor
+from tinygpt.io.gguf.header import read_gguf_header
+from tinygpt.io.gguf.model import model_config
+from tinygpt.io.gguf.names import Part, named_parts, row_order
+from tinygpt.io.gguf.tokenizer import read_gguf_tokenizer
+from tinygpt.io.gguf.types import BF16, F16, F32
 from tinygpt.io.tokenizer_dir import load_tokenizer_dir
 from tinygpt.models.config import ModelConfig
 from tinygpt.tokenizer import Tokenizer

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.checkpoint import checked_config, shown
-from tinygpt.io.gguf_header import GgufHeader
-from tinygpt.io.gguf_keys import KNOWN, Keys
-from tinygpt.io.gguf_rope import local_rope, rope_config
+from tinygpt.io.gguf.header import GgufHeader
+from tinygpt.io.gguf.keys import KNOWN, Keys
+from tinygpt.io.gguf.rope import local_rope, rope_config
 from tinygpt.models.config import ModelConfig
 from tinygpt.ops.rope import RopeConfig
 

@@ -1,0 +1,1 @@
+"""GGUF: header, block formats, architectures, vocabularies."""
