@@ -20,7 +20,7 @@ from pathlib import Path
 import mlx.core as mx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tinygpt.io.hf_export import export_hf
+from tinygpt.io.huggingface.export import export_hf
 from tinygpt.io.load import open_checkpoint
 from tinygpt.io.tinygpt_write import Description, write_tinygpt
 from tinygpt.models.config import ModelConfig

@@ -21,7 +21,7 @@ from tinygpt.errors import CheckpointError, ConfigError
 from tinygpt.generate import Generation
 from tinygpt.io.checkpoint import Checkpoint, TensorInfo, iter_weights
 from tinygpt.io.convert import convert_to_tinygpt
-from tinygpt.io.hf_export import export_hf
+from tinygpt.io.huggingface.export import export_hf
 from tinygpt.io.load import load_model, open_checkpoint
 from tinygpt.sampling import Sampler
 from tinygpt.sampling_options import SamplingOptions

@@ -16,7 +16,7 @@ from oracles import tinygpt_writer as writer
 from oracles.small_models import KINDS, SmallModel, random_weights, small_model
 from tinygpt.errors import CheckpointError, ConfigError, UnsupportedError
 from tinygpt.io.gguf.keys import KNOWN
-from tinygpt.io.hf_families import FAMILIES
+from tinygpt.io.huggingface.families import FAMILIES
 from tinygpt.io.json_fields import Fields
 from tinygpt.io.load import open_checkpoint
 from tinygpt.io.tinygpt_config import ARCHITECTURES, EXTENSION, config_from_json, config_to_json

@@ -13,7 +13,7 @@ from tinygpt.cli.output import check_writable, files_of, note, writing
 from tinygpt.cli.progress import stderr_is_terminal
 from tinygpt.errors import ConfigError
 from tinygpt.io.convert import DTYPES, check_dtype, convert_to_tinygpt
-from tinygpt.io.hf_export import export_dtype, export_hf
+from tinygpt.io.huggingface.export import export_dtype, export_hf
 from tinygpt.io.load import open_checkpoint
 from tinygpt.units import size
 

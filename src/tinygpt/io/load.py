@@ -16,7 +16,7 @@ from tinygpt.io import tinygpt_header
 from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, float_dtype
 from tinygpt.io.gguf.file import open_gguf
 from tinygpt.io.gguf.header import MAGIC as GGUF_MAGIC
-from tinygpt.io.huggingface import open_huggingface
+from tinygpt.io.huggingface.directory import open_huggingface
 from tinygpt.io.tinygpt_file import open_tinygpt
 
 if TYPE_CHECKING:

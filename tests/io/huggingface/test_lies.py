@@ -16,8 +16,8 @@ import pytest
 from oracles import hf_writer
 from oracles.hf_writer import CONFIGS
 from tinygpt.errors import CheckpointError, TinyGPTError, UnsupportedError
+from tinygpt.io.huggingface.safetensors_file import read_safetensors
 from tinygpt.io.load import load_model, open_checkpoint
-from tinygpt.io.safetensors_file import read_safetensors
 
 Refused = Callable[..., str]
 LLAMA = CONFIGS["llama"]

@@ -9,8 +9,8 @@ from typing import Literal
 
 from tinygpt.errors import UnsupportedError
 from tinygpt.io.checkpoint import checked_config, shown
-from tinygpt.io.hf_families import FAMILIES, WRAPPERS, Family
-from tinygpt.io.hf_rope import FULL, SLIDING, inner, number, read_ropes
+from tinygpt.io.huggingface.families import FAMILIES, WRAPPERS, Family
+from tinygpt.io.huggingface.rope import FULL, SLIDING, inner, number, read_ropes
 from tinygpt.io.json_fields import Fields
 from tinygpt.models.config import ModelConfig
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.checkpoint import TensorInfo, shown
-from tinygpt.io.hf_families import Family
-from tinygpt.io.hf_names import Place, place_of
-from tinygpt.io.hf_quantization import Packing, Quantization, dequantised
-from tinygpt.io.safetensors_file import FLOATS, StoredTensor
+from tinygpt.io.huggingface.families import Family
+from tinygpt.io.huggingface.names import Place, place_of
+from tinygpt.io.huggingface.quantization import Packing, Quantization, dequantised
+from tinygpt.io.huggingface.safetensors_file import FLOATS, StoredTensor
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import tensor_shapes
 

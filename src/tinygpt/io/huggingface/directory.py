@@ -10,13 +10,13 @@ import mlx.core as mx
 
 from tinygpt.errors import CheckpointError, ConfigError
 from tinygpt.io.checkpoint import PACKED, TensorInfo, float_dtype
-from tinygpt.io.hf_model_config import FamilyConfig, find_family, model_config
-from tinygpt.io.hf_names import text_tensors
-from tinygpt.io.hf_quantization import read_quantization
-from tinygpt.io.hf_shards import read_json, read_shards
-from tinygpt.io.hf_sources import Source, find_sources, ties_embeddings
+from tinygpt.io.huggingface.model_config import FamilyConfig, find_family, model_config
+from tinygpt.io.huggingface.names import text_tensors
+from tinygpt.io.huggingface.quantization import read_quantization
+from tinygpt.io.huggingface.safetensors_file import StoredTensor
+from tinygpt.io.huggingface.shards import read_json, read_shards
+from tinygpt.io.huggingface.sources import Source, find_sources, ties_embeddings
 from tinygpt.io.json_fields import Fields
-from tinygpt.io.safetensors_file import StoredTensor
 from tinygpt.io.tokenizer_dir import load_tokenizer_dir
 from tinygpt.models.config import ModelConfig
 from tinygpt.tokenizer import Tokenizer

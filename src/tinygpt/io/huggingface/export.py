@@ -15,7 +15,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tinygpt.errors import ConfigError, UnsupportedError
 from tinygpt.io.atomic import new_directory, replacing_file
 from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, iter_weights
-from tinygpt.io.hf_export_family import config_for_hf, name_for_hf
+from tinygpt.io.huggingface.export_family import config_for_hf, name_for_hf
 from tinygpt.io.tinygpt_write import array_bytes, check_finite
 from tinygpt.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, byte_alphabet
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.checkpoint import shown
+from tinygpt.io.huggingface.safetensors_file import StoredTensor, read_safetensors
 from tinygpt.io.json_fields import parse_object
-from tinygpt.io.safetensors_file import StoredTensor, read_safetensors
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

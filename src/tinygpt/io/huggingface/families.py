@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tinygpt.io.hf_rope import RopeDefaults
+from tinygpt.io.huggingface.rope import RopeDefaults
 
 # How a family's layers get their sliding window, where config.json has no `layer_types`.
 #   none        no layer has one

@@ -16,8 +16,8 @@ from oracles import tinygpt_writer as writer
 from oracles.small_models import small_model
 from tinygpt.errors import UnsupportedError
 from tinygpt.io.convert import convert_to_tinygpt
-from tinygpt.io.hf_export import export_hf
-from tinygpt.io.hf_export_family import hf_family
+from tinygpt.io.huggingface.export import export_hf
+from tinygpt.io.huggingface.export_family import hf_family
 from tinygpt.io.load import load_model, open_checkpoint
 from tinygpt.io.tinygpt_tokenizer import tokenizer_to_json
 from tinygpt.io.tinygpt_write import Description, write_tinygpt

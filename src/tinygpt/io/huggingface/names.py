@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tinygpt.errors import CheckpointError
 from tinygpt.io.checkpoint import shown
-from tinygpt.io.hf_families import Family
-from tinygpt.io.safetensors_file import StoredTensor
+from tinygpt.io.huggingface.families import Family
+from tinygpt.io.huggingface.safetensors_file import StoredTensor
 from tinygpt.models.config import ModelConfig
 
 _GLOBAL = {"token_embedding": "model.embed_tokens", "ln_final": "model.norm", "lm_head": "lm_head"}

@@ -9,9 +9,9 @@ import mlx.core as mx
 
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.checkpoint import shown
-from tinygpt.io.hf_rope import inner
+from tinygpt.io.huggingface.rope import inner
+from tinygpt.io.huggingface.safetensors_file import FLOATS, WORDS, StoredTensor
 from tinygpt.io.json_fields import Fields
-from tinygpt.io.safetensors_file import FLOATS, WORDS, StoredTensor
 
 GROUPS = (32, 64, 128)
 BITS = (2, 3, 4, 5, 6, 8)

@@ -1,0 +1,1 @@
+"""Hugging Face directories, read and written: config.json, safetensors, a tokenizer."""
