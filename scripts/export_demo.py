@@ -18,8 +18,8 @@ preload()  # before MLX is imported
 
 import mlx.core as mx  # noqa: E402
 
-from tinygpt.io.tinygpt_tokenizer import tokenizer_to_json  # noqa: E402
-from tinygpt.io.tinygpt_write import Description, write_tinygpt  # noqa: E402
+from tinygpt.io.tinygpt.tokenizer import tokenizer_to_json  # noqa: E402
+from tinygpt.io.tinygpt.write import Description, write_tinygpt  # noqa: E402
 from tinygpt.models.tensors import tensor_shapes  # noqa: E402
 from tinygpt.tokenizer import ByteTokenizer  # noqa: E402
 from train_demo import CONFIG, DOCUMENT_START, HELD_OUT, OUT  # noqa: E402

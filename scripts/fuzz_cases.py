@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tinygpt.io.huggingface.export import export_hf
 from tinygpt.io.load import open_checkpoint
-from tinygpt.io.tinygpt_write import Description, write_tinygpt
+from tinygpt.io.tinygpt.write import Description, write_tinygpt
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import tensor_shapes
 from tinygpt.ops.rope import RopeConfig

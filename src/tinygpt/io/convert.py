@@ -10,8 +10,8 @@ import mlx.core as mx
 from tinygpt import __version__
 from tinygpt.errors import ConfigError
 from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, iter_weights, shown
-from tinygpt.io.tinygpt_tokenizer import tokenizer_to_json
-from tinygpt.io.tinygpt_write import Description, write_tinygpt
+from tinygpt.io.tinygpt.tokenizer import tokenizer_to_json
+from tinygpt.io.tinygpt.write import Description, write_tinygpt
 from tinygpt.tokenizer import ByteTokenizer, Tokenizer
 
 DTYPES = (*FLOAT_DTYPES, PACKED)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from tinygpt.errors import CheckpointError, UnsupportedError
-from tinygpt.io import tinygpt_header
 from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, float_dtype
 from tinygpt.io.gguf.file import open_gguf
 from tinygpt.io.gguf.header import MAGIC as GGUF_MAGIC
 from tinygpt.io.huggingface.directory import open_huggingface
-from tinygpt.io.tinygpt_file import open_tinygpt
+from tinygpt.io.tinygpt.file import open_tinygpt
+from tinygpt.io.tinygpt.header import MAGIC as TINYGPT_MAGIC
 
 if TYPE_CHECKING:
     from tinygpt.cache import CacheLayout
@@ -41,7 +41,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if _is_directory(path):
         return open_huggingface(path)
     head = _first_bytes(path)
-    if head.startswith(tinygpt_header.MAGIC):
+    if head.startswith(TINYGPT_MAGIC):
         return open_tinygpt(path)
     if head.startswith(GGUF_MAGIC):
         return open_gguf(path)

@@ -19,8 +19,8 @@ from tinygpt.io.convert import convert_to_tinygpt
 from tinygpt.io.huggingface.export import export_hf
 from tinygpt.io.huggingface.export_family import hf_family
 from tinygpt.io.load import load_model, open_checkpoint
-from tinygpt.io.tinygpt_tokenizer import tokenizer_to_json
-from tinygpt.io.tinygpt_write import Description, write_tinygpt
+from tinygpt.io.tinygpt.tokenizer import tokenizer_to_json
+from tinygpt.io.tinygpt.write import Description, write_tinygpt
 from tinygpt.io.tokenizer_dir import load_tokenizer_dir
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import tensor_shapes

@@ -14,7 +14,7 @@ from pathlib import Path
 from tinygpt.errors import UnsupportedError
 from tinygpt.io.checkpoint import checked_config, shown
 from tinygpt.io.json_fields import Fields
-from tinygpt.io.tinygpt_record import camel_case, from_json, to_json
+from tinygpt.io.tinygpt.record import camel_case, from_json, to_json
 from tinygpt.models.config import ModelConfig
 
 ARCHITECTURE = "tinygpt"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tinygpt.errors import CheckpointError
 from tinygpt.io.checkpoint import PACKED, shown
-from tinygpt.io.tinygpt_header import VERSION_3, Entry, Header
+from tinygpt.io.tinygpt.header import VERSION_3, Entry, Header
 
 AFFINE = "affine"
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)

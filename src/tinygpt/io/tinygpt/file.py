@@ -10,10 +10,10 @@ import mlx.core as mx
 
 from tinygpt.errors import CheckpointError, ConfigError
 from tinygpt.io.checkpoint import PACKED, TensorInfo, float_dtype, map_file
-from tinygpt.io.tinygpt_body import Stored, dequantise, locate
-from tinygpt.io.tinygpt_config import cache_hints
-from tinygpt.io.tinygpt_header import Header, check_manifest, model_config, read_header
-from tinygpt.io.tinygpt_tokenizer import tokenizer_from_json
+from tinygpt.io.tinygpt.body import Stored, dequantise, locate
+from tinygpt.io.tinygpt.config import cache_hints
+from tinygpt.io.tinygpt.header import Header, check_manifest, model_config, read_header
+from tinygpt.io.tinygpt.tokenizer import tokenizer_from_json
 from tinygpt.io.tokenizer_dir import load_tokenizer_dir
 from tinygpt.models.config import ModelConfig
 from tinygpt.tokenizer import ByteTokenizer, Tokenizer

@@ -1,7 +1,7 @@
 """Writes `.tinygpt` files, one tensor after another, in the version that the weights call for.
 
 fp16 is version 2, which old readers take (a classic model's file has no key that they do not know);
-fp32, bf16 and packed weights are version 3, which they refuse. See `tinygpt_body` for the layouts.
+fp32, bf16 and packed weights are version 3, which they refuse. See `body` for the layouts.
 The header comes first in the file but is known last: room is kept for it and filled with spaces,
 which JSON ignores, so that the body starts at a multiple of 64 bytes.
 """
@@ -20,9 +20,9 @@ import numpy as np
 from tinygpt.errors import CheckpointError
 from tinygpt.io.atomic import replacing_file
 from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, check_names, float_dtype
-from tinygpt.io.tinygpt_body import AFFINE, TABLES
-from tinygpt.io.tinygpt_config import config_to_json
-from tinygpt.io.tinygpt_header import MAGIC, PREFIX, STEP, VERSION_2, VERSION_3
+from tinygpt.io.tinygpt.body import AFFINE, TABLES
+from tinygpt.io.tinygpt.config import config_to_json
+from tinygpt.io.tinygpt.header import MAGIC, PREFIX, STEP, VERSION_2, VERSION_3
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import tensor_shapes
 

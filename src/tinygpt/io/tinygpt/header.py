@@ -1,6 +1,6 @@
 """The header of a `.tinygpt` file: 16 bytes, JSON, and the manifest in it.
 
-Nothing here is allocated from a size that the file claims; see `tinygpt_file` for the body.
+Nothing here is allocated from a size that the file claims; see `body` for the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tinygpt.errors import CheckpointError, UnsupportedError
 from tinygpt.io.checkpoint import check_names, shown
 from tinygpt.io.json_fields import Fields, parse_object
-from tinygpt.io.tinygpt_config import config_from_json
+from tinygpt.io.tinygpt.config import config_from_json
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import tensor_shapes
 

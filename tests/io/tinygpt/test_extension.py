@@ -19,9 +19,9 @@ from tinygpt.io.gguf.keys import KNOWN
 from tinygpt.io.huggingface.families import FAMILIES
 from tinygpt.io.json_fields import Fields
 from tinygpt.io.load import open_checkpoint
-from tinygpt.io.tinygpt_config import ARCHITECTURES, EXTENSION, config_from_json, config_to_json
-from tinygpt.io.tinygpt_tokenizer import tokenizer_to_json
-from tinygpt.io.tinygpt_write import Description, write_tinygpt
+from tinygpt.io.tinygpt.config import ARCHITECTURES, EXTENSION, config_from_json, config_to_json
+from tinygpt.io.tinygpt.tokenizer import tokenizer_to_json
+from tinygpt.io.tinygpt.write import Description, write_tinygpt
 from tinygpt.io.tokenizer_dir import load_tokenizer_dir
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import tensor_shapes

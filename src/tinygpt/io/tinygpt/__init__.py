@@ -1,0 +1,1 @@
+"""`.tinygpt` files, versions 2 and 3: read and written."""
