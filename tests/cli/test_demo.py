@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from tinygpt.cli.sample_options import DEMO_MODEL, DEMO_PROMPT
+from tinygpt.cli.sample.options import DEMO_MODEL, DEMO_PROMPT
 
 LARGEST = 8 * 10**6  # bytes, so that the package stays small
 

@@ -59,7 +59,7 @@ def attention(
     tinygpt attention model.gguf --text chapter.txt --layer 12 --window 64 -o pictures
     """
     from tinygpt.cli.eval_inputs import read_file  # these bring in MLX
-    from tinygpt.cli.prompt import decode_utf8
+    from tinygpt.cli.sample.prompt import decode_utf8
     from tinygpt.evaluate.attention import kept, watch
     from tinygpt.io.load import load_model, open_checkpoint
     from tinygpt.plot.attention import kept_map, sink_mass

@@ -8,7 +8,7 @@ import click
 
 from tinygpt.cli.eval_options import ListsCommand, parse_numbers
 from tinygpt.cli.output import TextOutput, check_apart, check_writable
-from tinygpt.cli.sample_options import WEIGHTS_DTYPES
+from tinygpt.cli.sample.options import WEIGHTS_DTYPES
 from tinygpt.cli.signals import Signals
 
 
@@ -65,7 +65,7 @@ def bench(context: click.Context, /, **_: object) -> int:
     tinygpt bench model.gguf --versus mlx-lm --roofline --json bench.json
     """
     from tinygpt.cli.bench_run import BenchRun, build_options  # these bring in MLX
-    from tinygpt.cli.session import use_device
+    from tinygpt.cli.sample.session import use_device
 
     options = build_options(context.params)
     signals = context.find_object(Signals) or Signals()

@@ -34,7 +34,7 @@ def eval(context: click.Context, /, **_: object) -> int:
     tinygpt eval model.gguf --passkey --lengths 512,1024 --cache full int4,window=256
     """
     from tinygpt.cli.eval_run import EvalRun  # this brings in MLX, which --help can do without
-    from tinygpt.cli.session import use_device
+    from tinygpt.cli.sample.session import use_device
 
     options = build_options(context)
     signals = context.find_object(Signals) or Signals()

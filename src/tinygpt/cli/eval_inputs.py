@@ -15,7 +15,7 @@ from tinygpt.cache import CacheSpec
 from tinygpt.cache.layout import CacheLayout
 from tinygpt.cli.eval_options import EvalOptions
 from tinygpt.cli.output import files_of
-from tinygpt.cli.prompt import STDIN, decode_utf8
+from tinygpt.cli.sample.prompt import STDIN, decode_utf8
 from tinygpt.errors import ConfigError
 from tinygpt.evaluate.cache_text import FULL, GRID, read_cache
 from tinygpt.evaluate.greedy import PROMPTS

@@ -10,8 +10,8 @@ from typing import TypeVar
 import click
 
 from tinygpt.cache.spec import PRECISIONS
-from tinygpt.cli.prompt import STDIN
-from tinygpt.cli.sample_options import WEIGHTS_DTYPES
+from tinygpt.cli.sample.options import WEIGHTS_DTYPES
+from tinygpt.cli.sample.prompt import STDIN
 from tinygpt.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., object])

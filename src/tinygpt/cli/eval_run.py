@@ -20,7 +20,7 @@ from tinygpt.cli.eval_table import (
 )
 from tinygpt.cli.output import TextOutput, interruption, note, writing
 from tinygpt.cli.progress import Progress, stderr_is_terminal
-from tinygpt.cli.session import LONG_PREFILL
+from tinygpt.cli.sample.session import LONG_PREFILL
 from tinygpt.cli.signals import Interrupted, Signals
 from tinygpt.evaluate.cache_text import FULL
 from tinygpt.evaluate.greedy import GreedyMatch

@@ -13,8 +13,8 @@ import mlx.core as mx
 from tinygpt.cache.budget import bytes_per_token
 from tinygpt.cache.spec import PRECISIONS, CacheSpec
 from tinygpt.cli.output import TextOutput
-from tinygpt.cli.sample_options import DEMO_MODEL
-from tinygpt.cli.session import parameter_count
+from tinygpt.cli.sample.options import DEMO_MODEL
+from tinygpt.cli.sample.session import parameter_count
 from tinygpt.errors import ConfigError, TinyGPTError
 from tinygpt.io.checkpoint import Checkpoint, iter_weights
 from tinygpt.io.load import layout_of, open_checkpoint

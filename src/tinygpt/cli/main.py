@@ -21,14 +21,14 @@ from tinygpt.errors import GenerationError, TinyGPTError
 FAILED, REFUSED = 1, 2
 BOUNDED = "--kv-quantize int8 --streaming-llm-window 1024"
 
-COMMANDS = {  # name: the module that has a command of that name, its line in --help
-    "attention": ("tinygpt.cli.attention", "Draw where a model looks, and what a cache keeps."),
-    "bench": ("tinygpt.cli.bench", "Measure speed and memory by cache and length of the prompt."),
-    "convert": ("tinygpt.cli.convert", "Write any model as one .tinygpt file, or for others."),
-    "eval": ("tinygpt.cli.eval", "Measure what a cache costs in quality and saves in bytes."),
-    "inspect": ("tinygpt.cli.inspect", "Show what is in a model file and what its cache costs."),
-    "plot": ("tinygpt.cli.plot", "Draw what eval and bench have measured."),
-    "sample": ("tinygpt.cli.sample", "Generate text, for as long as asked, in bounded memory."),
+COMMANDS = {  # name: the module below cli that has a command of that name, its line in --help
+    "attention": ("attention", "Draw where a model looks, and what a cache keeps."),
+    "bench": ("bench", "Measure speed and memory by cache and length of the prompt."),
+    "convert": ("convert", "Write any model as one .tinygpt file, or for others."),
+    "eval": ("eval", "Measure what a cache costs in quality and saves in bytes."),
+    "inspect": ("inspect", "Show what is in a model file and what its cache costs."),
+    "plot": ("plot", "Draw what eval and bench have measured."),
+    "sample": ("sample.command", "Generate text, for as long as asked, in bounded memory."),
 }
 
 
@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         preload()  # before the module brings in MLX
-        module = importlib.import_module(COMMANDS[cmd_name][0])
+        module = importlib.import_module(f"tinygpt.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

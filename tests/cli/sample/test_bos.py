@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oracles import gguf_writer
-from tinygpt.cli.prompt import PromptSource, encode_prompt, read_prompt
+from tinygpt.cli.sample.prompt import PromptSource, encode_prompt, read_prompt
 from tinygpt.io.load import open_checkpoint
 
 MODEL = gguf_writer.Llama(dim=64, heads=2, kv_heads=1, head_dim=32, context=512)

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from tinygpt.cli.output import TextOutput, check_writable, note
-from tinygpt.cli.prompt import Prompt, PromptSource, read_prompt, stdin_is_data
-from tinygpt.cli.sample_options import DEMO_PROMPT, build_options, sample_options
+from tinygpt.cli.sample.options import DEMO_PROMPT, build_options, sample_options
+from tinygpt.cli.sample.prompt import Prompt, PromptSource, read_prompt, stdin_is_data
 from tinygpt.cli.signals import Signals
 
 
@@ -34,8 +34,8 @@ def sample(context: click.Context, /, **_: object) -> int:
     tinygpt sample model.gguf --kv-quantize int8 --streaming-llm-sink 4 \\
         --streaming-llm-window 256 --tokens unlimited < chapter.txt
     """
-    from tinygpt.cli.run import Run  # these bring in MLX, which --help can do without
-    from tinygpt.cli.session import open_session, use_device
+    from tinygpt.cli.sample.run import Run  # these bring in MLX, which --help can do without
+    from tinygpt.cli.sample.session import open_session, use_device
 
     options = build_options(context)
     signals = context.find_object(Signals) or Signals()

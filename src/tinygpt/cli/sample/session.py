@@ -15,9 +15,9 @@ from tinygpt.cache.kv_cache import KVCache
 from tinygpt.cache.layout import CacheLayout
 from tinygpt.cache.resolve import Resolved, resolve_spec
 from tinygpt.cache.spec import CacheSpec
-from tinygpt.cli.prompt import Prompt, encode_prompt
-from tinygpt.cli.report import banner
-from tinygpt.cli.sample_options import SampleOptions
+from tinygpt.cli.sample.options import SampleOptions
+from tinygpt.cli.sample.prompt import Prompt, encode_prompt
+from tinygpt.cli.sample.report import banner
 from tinygpt.errors import ConfigError
 from tinygpt.generate import check_prompt
 from tinygpt.io.checkpoint import Checkpoint

@@ -16,8 +16,8 @@ from tinygpt import __version__
 from tinygpt.cache import CacheLayout, CacheSpec, LayerLayout
 from tinygpt.cli import output
 from tinygpt.cli.output import OutputError, write_json
-from tinygpt.cli.report import Figures, report_line
-from tinygpt.cli.session import memory_warning
+from tinygpt.cli.sample.report import Figures, report_line
+from tinygpt.cli.sample.session import memory_warning
 
 PLAIN = CacheLayout((LayerLayout(kv_heads=8, head_dim=32, rope=None),) * 12)
 FULL_BYTES_PER_TOKEN = 12 * 8 * 32 * 4 * 2
@@ -161,7 +161,7 @@ def test_a_prompt_that_does_not_fit_in_memory_is_warned_of_with_flags_that_fit()
 def test_a_long_prompt_names_what_makes_it_faster_once_and_a_short_one_does_not(
     cli: Callable, rope: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinygpt.cli.session.advice", lambda: "install something")
+    monkeypatch.setattr("tinygpt.cli.sample.session.advice", lambda: "install something")
     run = ("sample", rope, "--device", "cpu", "--tokens", 1, "--prompt")
     assert cli(*run, "x" * 300).notes.count("install something") == 1
     assert "install something" not in cli(*run, "x" * 256).notes

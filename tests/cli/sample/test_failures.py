@@ -57,7 +57,7 @@ def test_running_out_of_memory_is_one_line_that_says_what_takes_less(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("tinygpt.cli.session.load_model", fail)
+    monkeypatch.setattr("tinygpt.cli.sample.session.load_model", fail)
     done = cli("sample", damaged)
     assert done.status == 1 and done.notes.count("\n") == 1
     assert "out of memory" in done.notes and "--streaming-llm-window" in done.notes
@@ -69,6 +69,6 @@ def test_an_error_that_is_ours_is_not_hidden(
     def fail(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("tinygpt.cli.session.load_model", fail)
+    monkeypatch.setattr("tinygpt.cli.sample.session.load_model", fail)
     with pytest.raises(RuntimeError, match="a defect"):
         cli("sample", damaged)

@@ -1,0 +1,1 @@
+"""`tinygpt sample`: generate text."""
