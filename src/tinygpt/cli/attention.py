@@ -58,7 +58,7 @@ def attention(
     \b
     tinygpt attention model.gguf --text chapter.txt --layer 12 --window 64 -o pictures
     """
-    from tinygpt.cli.eval_inputs import read_file  # these bring in MLX
+    from tinygpt.cli.eval.inputs import read_file  # these bring in MLX
     from tinygpt.cli.sample.prompt import decode_utf8
     from tinygpt.evaluate.attention import kept, watch
     from tinygpt.io.load import load_model, open_checkpoint

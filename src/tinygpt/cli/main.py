@@ -23,9 +23,9 @@ BOUNDED = "--kv-quantize int8 --streaming-llm-window 1024"
 
 COMMANDS = {  # name: the module below cli that has a command of that name, its line in --help
     "attention": ("attention", "Draw where a model looks, and what a cache keeps."),
-    "bench": ("bench", "Measure speed and memory by cache and length of the prompt."),
+    "bench": ("bench.command", "Measure speed and memory by cache and length of the prompt."),
     "convert": ("convert", "Write any model as one .tinygpt file, or for others."),
-    "eval": ("eval", "Measure what a cache costs in quality and saves in bytes."),
+    "eval": ("eval.command", "Measure what a cache costs in quality and saves in bytes."),
     "inspect": ("inspect", "Show what is in a model file and what its cache costs."),
     "plot": ("plot", "Draw what eval and bench have measured."),
     "sample": ("sample.command", "Generate text, for as long as asked, in bounded memory."),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oracles import tinygpt_writer
-from tinygpt.cli.eval_options import repeat_lists
+from tinygpt.cli.eval.options import repeat_lists
 from tinygpt.cli.main import run
 from tinygpt.cli.signals import Interrupted, Signals
 
@@ -347,7 +347,7 @@ def test_a_real_model_loses_little_at_8_and_4_bits(
     cli: Callable, smollm2: Path, tmp_path: Path
 ) -> None:
     """500 tokens that no model was trained on: this project's own source."""
-    source = Path(__file__).parents[2] / "src" / "tinygpt" / "cache" / "spec.py"
+    source = Path(__file__).parents[3] / "src" / "tinygpt" / "cache" / "spec.py"
     out = tmp_path / "out.json"
     line = ("eval", smollm2, "--text", source, "--tokens", 500, "--json", out)
     assert cli(*line, "--cache", "int8", "int4").status == 0

@@ -13,7 +13,7 @@ import mlx.core as mx
 from tinygpt.blas import advice
 from tinygpt.cache import CacheSpec
 from tinygpt.cache.layout import CacheLayout
-from tinygpt.cli.eval_options import EvalOptions
+from tinygpt.cli.eval.options import EvalOptions
 from tinygpt.cli.output import files_of
 from tinygpt.cli.sample.prompt import STDIN, decode_utf8
 from tinygpt.errors import ConfigError

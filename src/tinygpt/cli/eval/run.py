@@ -8,10 +8,10 @@ import mlx.core as mx
 
 from tinygpt import __version__
 from tinygpt.cache import CacheSpec
-from tinygpt.cli.eval_inputs import advise, digest, open_inputs
-from tinygpt.cli.eval_options import EvalOptions
-from tinygpt.cli.eval_record import Record, text_entries
-from tinygpt.cli.eval_table import (
+from tinygpt.cli.eval.inputs import advise, digest, open_inputs
+from tinygpt.cli.eval.options import EvalOptions
+from tinygpt.cli.eval.record import Record, text_entries
+from tinygpt.cli.eval.table import (
     greedy_table,
     passkey_table,
     position_table,

@@ -14,9 +14,9 @@ import numpy as np
 from tinygpt import __version__
 from tinygpt.cache import CacheSpec
 from tinygpt.cache.spec import PREFILL_CHUNK
-from tinygpt.cli.eval_inputs import advise, read_caches
-from tinygpt.cli.eval_options import check_model
-from tinygpt.cli.eval_table import NONE, aligned
+from tinygpt.cli.eval.inputs import advise, read_caches
+from tinygpt.cli.eval.options import check_model
+from tinygpt.cli.eval.table import NONE, aligned
 from tinygpt.cli.output import TextOutput, interruption, note, write_json
 from tinygpt.cli.progress import Progress, stderr_is_terminal
 from tinygpt.cli.signals import Interrupted, Signals

@@ -1,0 +1,1 @@
+"""`tinygpt bench`: speed and memory by cache and length of the prompt."""

@@ -1,0 +1,1 @@
+"""`tinygpt eval`: what a cache costs in quality and saves in bytes."""
