@@ -16,7 +16,7 @@ from tinygpt.cli.output import TextOutput
 from tinygpt.cli.sample.options import DEMO_MODEL
 from tinygpt.cli.sample.session import parameter_count
 from tinygpt.errors import ConfigError, TinyGPTError
-from tinygpt.io.checkpoint import Checkpoint, iter_weights
+from tinygpt.io.checkpoint import Checkpoint
 from tinygpt.io.load import layout_of, open_checkpoint
 from tinygpt.units import count, size
 
@@ -71,7 +71,7 @@ def not_finite(checkpoint: Checkpoint) -> list[str]:
     """The names of the tensors that hold an infinity or a NaN, read one after another."""
     return [
         name
-        for part in iter_weights(checkpoint, checkpoint.stored_dtype)
+        for part in checkpoint.iter_weights(checkpoint.stored_dtype)
         for name, array in part.items()
         if array.dtype != mx.uint32 and not bool(mx.isfinite(array).all())
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -53,11 +53,12 @@ class Checkpoint(Protocol):
     @property
     def stored_dtype(self) -> str: ...
 
-    def read_weights(self, dtype: str) -> dict[str, mx.array]:
-        """All tensors under their canonical names, one after another, evaluated.
+    def iter_weights(self, dtype: str) -> Iterator[dict[str, mx.array]]:
+        """The tensors in the order of `tensors`, each read when it is asked for, and evaluated.
 
         `dtype` is "fp32", "fp16", "bf16", or "packed": quantised tensors stay `X.weight`
-        (uint32), `X.scales`, `X.biases` in groups of 32, and the rest keeps the file's dtype.
+        (uint32), `X.scales`, `X.biases`, three arrays that come together, and the rest keeps the
+        file's dtype.
 
         Raises:
             ConfigError: a dtype that is not one of these, or "packed" where nothing is packed.
@@ -74,29 +75,16 @@ class Checkpoint(Protocol):
         ...
 
 
-@runtime_checkable
-class StreamedCheckpoint(Protocol):
-    """A checkpoint that can give its tensors one at a time, without holding the others."""
-
-    def iter_weights(self, dtype: str) -> Iterator[dict[str, mx.array]]:
-        """What `read_weights` gives, a tensor at a time: itself, or weight, scales and biases."""
-        ...
-
-
-def iter_weights(checkpoint: Checkpoint, dtype: str) -> Iterator[dict[str, mx.array]]:
-    """The checkpoint's tensors one after another; it reads them all first if it has to.
+def read_weights(checkpoint: Checkpoint, dtype: str) -> dict[str, mx.array]:
+    """All tensors of a checkpoint under their canonical names.
 
     Raises:
-        ConfigError: as `Checkpoint.read_weights`.
+        ConfigError: as `Checkpoint.iter_weights`.
     """
-    if isinstance(checkpoint, StreamedCheckpoint):
-        yield from checkpoint.iter_weights(dtype)
-        return
-    weights = checkpoint.read_weights(dtype)
-    for tensor in checkpoint.tensors:
-        base = tensor.name.removesuffix(".weight")
-        names = (tensor.name, f"{base}.scales", f"{base}.biases")
-        yield {name: weights.pop(name) for name in names if name in weights}
+    weights: dict[str, mx.array] = {}
+    for arrays in checkpoint.iter_weights(dtype):
+        weights |= arrays
+    return weights
 
 
 def float_dtype(dtype: str) -> mx.Dtype:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from tinygpt import __version__
 from tinygpt.errors import ConfigError
-from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, iter_weights, shown
+from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, shown
 from tinygpt.io.tinygpt.tokenizer import tokenizer_to_json
 from tinygpt.io.tinygpt.write import Description, write_tinygpt
 from tinygpt.tokenizer import ByteTokenizer, Tokenizer
@@ -42,7 +42,7 @@ def convert_to_tinygpt(
     """Write `source` with its `tokenizer` to `target`, whole or not at all.
 
     `dtype` is "fp32", "fp16", "bf16" or "packed"; None is the source's own. The peak in memory is
-    one tensor where the source can be read a tensor at a time. `report` is called after each.
+    one tensor. `report` is called after each.
 
     Raises:
         CheckpointError: a tensor that is not finite, by its name.
@@ -57,7 +57,7 @@ def convert_to_tinygpt(
         extra=_further_keys(source),
         extra_config=_further_config(source, tokenizer),
     )
-    write_tinygpt(target, described, _counted(iter_weights(source, chosen), report))
+    write_tinygpt(target, described, _counted(source.iter_weights(chosen), report))
 
 
 def check_dtype(source: Checkpoint, dtype: str | None) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from tinygpt.errors import CheckpointError, UnsupportedError
-from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, float_dtype
+from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, float_dtype, read_weights
 from tinygpt.io.gguf.file import open_gguf
 from tinygpt.io.gguf.header import MAGIC as GGUF_MAGIC
 from tinygpt.io.huggingface.directory import open_huggingface
@@ -68,7 +68,7 @@ def load_model(checkpoint: Checkpoint, weights_dtype: str | None = None) -> Tran
     from tinygpt.models.transformer import Transformer
 
     form = weights_form(checkpoint, weights_dtype)
-    weights = checkpoint.read_weights(form.stored)
+    weights = read_weights(checkpoint, form.stored)
     if form.stored == PACKED:
         _unify_floats(weights, form.compute)
     return Transformer(checkpoint.config, weights, half=form.half)

@@ -14,6 +14,7 @@ from oracles import gguf_writer as writer
 from oracles.gguf_literal import FORMATS, dequantise, random_blocks
 from oracles.gguf_writer import Llama
 from tinygpt.errors import ConfigError, UnsupportedError
+from tinygpt.io.checkpoint import read_weights
 from tinygpt.io.gguf.dequant import dequantise as ours
 from tinygpt.io.gguf.types import TENSOR_TYPES
 from tinygpt.io.load import load_model, open_checkpoint
@@ -61,7 +62,7 @@ def test_values_are_those_of_the_gguf_package(kind: str) -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_tensor_in_a_file_is_dequantised_row_by_row(tmp_path: Path, kind: str) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", kind))
-    got = checkpoint.read_weights("fp32")
+    got = read_weights(checkpoint, "fp32")
     shape = (MODEL.dim, MODEL.hidden)
     expected = dequantise(writer.quantise(writer.llama_weights(MODEL)[DOWN], kind), kind)
     np.testing.assert_array_equal(np.array(got[DOWN]), expected.reshape(shape))
@@ -77,7 +78,7 @@ def test_half_precision_is_the_rounded_float32_value(
     tmp_path: Path, dtype: str, held: mx.Dtype
 ) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", "Q6_K"))
-    half, full = checkpoint.read_weights(dtype), checkpoint.read_weights("fp32")
+    half, full = read_weights(checkpoint, dtype), read_weights(checkpoint, "fp32")
     assert {array.dtype for array in half.values()} == {held}
     assert mx.array_equal(half[DOWN], full[DOWN].astype(held))
 
@@ -87,9 +88,9 @@ def test_chunks_meet_without_a_seam(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", "Q5_K"))
-    whole = checkpoint.read_weights(dtype)
+    whole = read_weights(checkpoint, dtype)
     monkeypatch.setattr(gguf_blocks, "_CHUNK", 3 * 256)
-    pieces = checkpoint.read_weights(dtype)
+    pieces = read_weights(checkpoint, dtype)
     assert all(mx.array_equal(whole[name], pieces[name]) for name in whole)
 
 
@@ -110,7 +111,7 @@ def test_packed_is_refused_where_mlx_cannot_hold_it(tmp_path: Path, kind: str) -
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", kind))
     assert checkpoint.stored_dtype == "fp16"
     with pytest.raises(ConfigError, match=rf"{kind}.*use fp32, fp16 or bf16"):
-        checkpoint.read_weights("packed")
+        read_weights(checkpoint, "packed")
 
 
 @pytest.mark.parametrize("kind", ["Q5_1", "Q3_K"])

@@ -12,6 +12,7 @@ from oracles import gguf_converter, gguf_writer, hf_numpy, hf_writer
 from oracles.hf_writer import COMMON, CONFIGS, VOCAB
 from oracles.small_models import cached
 from tinygpt.cache import CacheSpec
+from tinygpt.io.checkpoint import read_weights
 from tinygpt.io.load import load_model, open_checkpoint
 from tinygpt.models.transformer import Transformer
 
@@ -123,7 +124,7 @@ def test_quantised_and_float_files_of_a_family_agree(tmp_path: Path, case: str) 
         kind: gguf_converter.write(tmp_path / f"{kind}.gguf", config, weights, kind)
         for kind in ("F32", "Q8_0")
     }
-    exact, rough = (open_checkpoint(path).read_weights("fp32") for path in files.values())
+    exact, rough = (read_weights(open_checkpoint(path), "fp32") for path in files.values())
     assert set(exact) == set(rough)
     for name, array in exact.items():
         step = float(mx.abs(array).max()) / 127  # of a block's codes, at most

@@ -12,6 +12,7 @@ from oracles import gguf_writer as writer
 from oracles.gguf_literal import dequantise
 from oracles.gguf_writer import Llama
 from tinygpt.errors import ConfigError
+from tinygpt.io.checkpoint import read_weights
 from tinygpt.io.load import open_checkpoint
 from tinygpt.models.config import ModelConfig
 from tinygpt.ops.rope import RopeConfig
@@ -45,7 +46,7 @@ def as_numpy(array: mx.array) -> np.ndarray:
 
 
 def test_float_tensors_come_back_exactly_with_their_rows_in_our_order(tmp_path: Path) -> None:
-    got = open_checkpoint(write(tmp_path / "m.gguf")).read_weights("fp32")
+    got = read_weights(open_checkpoint(write(tmp_path / "m.gguf")), "fp32")
     assert set(got) == set(WEIGHTS)
     for name, array in WEIGHTS.items():
         np.testing.assert_array_equal(as_numpy(got[name]), array, err_msg=name)
@@ -53,7 +54,7 @@ def test_float_tensors_come_back_exactly_with_their_rows_in_our_order(tmp_path: 
 
 @pytest.mark.parametrize("kind", [*PACKED_TYPES, "F16", "BF16"])
 def test_every_tensor_type_dequantises_by_its_block_formula(tmp_path: Path, kind: str) -> None:
-    got = open_checkpoint(write(tmp_path / "m.gguf", kinds=kind)).read_weights("fp32")
+    got = read_weights(open_checkpoint(write(tmp_path / "m.gguf", kinds=kind)), "fp32")
     for name in (Q_PROJ, DOWN, "token_embedding.weight", "blocks.0.attn.k_proj.weight"):
         expected = kept(name, WEIGHTS[name], kind)
         np.testing.assert_array_equal(as_numpy(got[name]), expected, err_msg=name)
@@ -62,7 +63,7 @@ def test_every_tensor_type_dequantises_by_its_block_formula(tmp_path: Path, kind
 @pytest.mark.parametrize("kind", PACKED_TYPES)
 def test_packed_weights_dequantise_to_the_float_ones(tmp_path: Path, kind: str) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", kinds=kind))
-    packed, floats = checkpoint.read_weights("packed"), checkpoint.read_weights("fp32")
+    packed, floats = read_weights(checkpoint, "packed"), read_weights(checkpoint, "fp32")
     assert checkpoint.stored_dtype == "packed"
     for name in (Q_PROJ, DOWN, "token_embedding.weight"):
         base = name.removesuffix(".weight")
@@ -82,7 +83,7 @@ def test_packed_weights_dequantise_to_the_float_ones(tmp_path: Path, kind: str) 
 def test_packed_weights_are_those_mlx_reads_itself(tmp_path: Path, kind: str) -> None:
     """mx.load is an independent reader of honest files; these two tensors are not permuted."""
     path = write(tmp_path / "m.gguf", kinds=kind)
-    ours, theirs = open_checkpoint(path).read_weights("packed"), mx.load(str(path))
+    ours, theirs = read_weights(open_checkpoint(path), "packed"), mx.load(str(path))
     names = {"token_embedding": "token_embd", "blocks.1.attn.v_proj": "blk.1.attn_v"}
     for our, their in names.items():
         for part in ("weight", "scales", "biases"):
@@ -98,15 +99,15 @@ def test_all_weights_come_in_the_float_dtype_that_was_asked_for(
     tmp_path: Path, dtype: str, expected: mx.Dtype
 ) -> None:
     path = write(tmp_path / "m.gguf", kinds={Q_PROJ: "Q4_1", DOWN: "F16"})
-    weights = open_checkpoint(path).read_weights(dtype)
+    weights = read_weights(open_checkpoint(path), dtype)
     assert {array.dtype for array in weights.values()} == {expected}
     assert set(weights) == set(WEIGHTS)
 
 
 def test_half_precision_is_the_rounded_float32_value(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", kinds="Q4_1"))
-    half = checkpoint.read_weights("fp16")[DOWN]
-    full = checkpoint.read_weights("fp32")[DOWN]
+    half = read_weights(checkpoint, "fp16")[DOWN]
+    full = read_weights(checkpoint, "fp32")[DOWN]
     np.testing.assert_array_equal(np.array(half), np.array(full).astype(np.float16))
 
 
@@ -114,7 +115,7 @@ def test_biases_of_q_and_k_are_unpermuted_with_their_rows(tmp_path: Path) -> Non
     model = Llama(bias=True)
     weights = writer.llama_weights(model)
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", model))
-    got = checkpoint.read_weights("fp32")
+    got = read_weights(checkpoint, "fp32")
     assert checkpoint.config.attention_bias
     assert not checkpoint.config.mlp_bias
     for part in "qkvo":
@@ -153,7 +154,9 @@ def test_an_output_matrix_unties_the_head(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", model))
     assert not checkpoint.config.tie_embeddings
     head = writer.llama_weights(model)["lm_head.weight"]
-    np.testing.assert_array_equal(as_numpy(checkpoint.read_weights("fp32")["lm_head.weight"]), head)
+    np.testing.assert_array_equal(
+        as_numpy(read_weights(checkpoint, "fp32")["lm_head.weight"]), head
+    )
 
 
 def test_keys_that_may_be_absent_take_llama_defaults(tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_the_alignment_key_moves_the_tensors(tmp_path: Path, alignment: int) -> 
     path = tmp_path / "m.gguf"
     tensors = writer.llama_tensors(MODEL, WEIGHTS)
     path.write_bytes(writer.encode(metadata, tensors, alignment=alignment))
-    got = open_checkpoint(path).read_weights("fp32")
+    got = read_weights(open_checkpoint(path), "fp32")
     np.testing.assert_array_equal(as_numpy(got[Q_PROJ]), WEIGHTS[Q_PROJ])
 
 
@@ -215,7 +218,7 @@ def test_the_stored_dtype_is_that_of_the_matrices(
 def test_packed_weights_of_a_file_without_any_are_refused(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", kinds="F16"))
     with pytest.raises(ConfigError, match="packed"):
-        checkpoint.read_weights("packed")
+        read_weights(checkpoint, "packed")
 
 
 def test_the_tensor_list_names_types_and_bytes(tmp_path: Path) -> None:
@@ -248,7 +251,7 @@ def test_a_file_that_the_gguf_package_writes_is_read(tmp_path: Path) -> None:
     file.write_tensors_to_file()
     file.close()
     checkpoint = open_checkpoint(path)
-    got = checkpoint.read_weights("fp32")
+    got = read_weights(checkpoint, "fp32")
     expected = gguf.quants.dequantize(down, gguf.GGMLQuantizationType.Q5_1)
     np.testing.assert_array_equal(as_numpy(got[DOWN]), expected)
     np.testing.assert_array_equal(as_numpy(got[Q_PROJ]), WEIGHTS[Q_PROJ])
@@ -268,7 +271,7 @@ def test_smollm2_reads_as_its_published_configuration(smollm2: Path) -> None:
 
 @pytest.mark.real
 def test_smollm2_packed_equals_what_mlx_reads(smollm2: Path) -> None:
-    ours, theirs = open_checkpoint(smollm2).read_weights("packed"), mx.load(str(smollm2))
+    ours, theirs = read_weights(open_checkpoint(smollm2), "packed"), mx.load(str(smollm2))
     for our, their in {
         "token_embedding": "token_embd",
         "blocks.7.mlp.gate_proj": "blk.7.ffn_gate",
@@ -287,5 +290,5 @@ def test_one_smollm2_tensor_equals_the_literal_dequantiser(smollm2: Path) -> Non
         file.seek(info.start)
         values = dequantise(file.read(info.nbytes), "Q4_1").reshape(192, 576)
     expected = values.reshape(3, 32, 2, 576).swapaxes(1, 2).reshape(192, 576)
-    got = as_numpy(checkpoint.read_weights("fp32")["blocks.3.attn.k_proj.weight"])
+    got = as_numpy(read_weights(checkpoint, "fp32")["blocks.3.attn.k_proj.weight"])
     np.testing.assert_array_equal(got, expected)

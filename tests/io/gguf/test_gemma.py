@@ -21,7 +21,7 @@ import pytest
 from oracles import gguf_spm
 from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.generate import Generation
-from tinygpt.io.checkpoint import Checkpoint
+from tinygpt.io.checkpoint import Checkpoint, read_weights
 from tinygpt.io.load import load_model, open_checkpoint
 from tinygpt.models.transformer import Transformer
 from tinygpt.tokenizer import HFTokenizer
@@ -159,7 +159,7 @@ def test_logits_equal_those_of_mlx_lm(
 ) -> None:
     """Its code rounds the embedding scale to bfloat16, so ours is given the same one here."""
     gemma3 = pytest.importorskip("mlx_lm.models.gemma3_text", reason="mlx-lm is the oracle")
-    weights = checkpoint.read_weights("fp32")
+    weights = read_weights(checkpoint, "fp32")
     theirs = _mlx_lm_model(gemma3, weights)
     scale = float(mx.array(math.sqrt(640), mx.bfloat16).item())
     ours = Transformer(dataclasses.replace(checkpoint.config, embedding_scale=scale), weights)

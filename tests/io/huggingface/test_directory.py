@@ -15,7 +15,7 @@ from oracles.hf_writer import COMMON, CONFIGS, VOCAB
 from tinygpt.cli.main import run
 from tinygpt.cli.signals import Signals
 from tinygpt.errors import CheckpointError, UnsupportedError
-from tinygpt.io.checkpoint import iter_weights
+from tinygpt.io.checkpoint import read_weights
 from tinygpt.io.load import layout_of, load, load_model, open_checkpoint
 from tinygpt.models.config import ModelConfig
 
@@ -38,7 +38,7 @@ def test_weights_are_those_of_the_files(tmp_path: Path, dtype: str, shards: int)
     checkpoint = open_checkpoint(
         hf_writer.write(tmp_path, LLAMA, tensors, dtype=dtype, shards=shards)
     )
-    weights = checkpoint.read_weights("fp32")
+    weights = read_weights(checkpoint, "fp32")
     assert len(weights) == len(tensors) == len(checkpoint.tensors)
     for ours, theirs in {
         "token_embedding.weight": "model.embed_tokens.weight",
@@ -67,7 +67,7 @@ def test_a_tensor_that_lies_at_an_odd_byte_is_read(tmp_path: Path) -> None:
     assert (8 + len(header)) % 4
     odd = len(header).to_bytes(8, "little") + header + data[8 + size :]
     (tmp_path / "model.safetensors").write_bytes(odd)
-    weights = open_checkpoint(tmp_path).read_weights("fp32")
+    weights = read_weights(open_checkpoint(tmp_path), "fp32")
     np.testing.assert_array_equal(np.array(weights["lm_head.weight"]), tensors["lm_head.weight"])
 
 
@@ -77,7 +77,7 @@ def test_reading_peaks_near_the_size_of_the_weights(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    weights = checkpoint.read_weights("fp32")
+    weights = read_weights(checkpoint, "fp32")
     total = sum(array.nbytes for array in weights.values())
     largest = max(array.nbytes for array in weights.values())
     # the tensor on its way is there as bfloat16 too, and MLX rounds up to pages; all of them
@@ -88,7 +88,7 @@ def test_reading_peaks_near_the_size_of_the_weights(tmp_path: Path) -> None:
 def test_weights_come_one_tensor_at_a_time(tmp_path: Path) -> None:
     hf_writer.write(tmp_path, LLAMA, hf_writer.random_tensors(LLAMA))
     checkpoint = open_checkpoint(tmp_path)
-    names = [list(part) for part in iter_weights(checkpoint, "bf16")]
+    names = [list(part) for part in checkpoint.iter_weights("bf16")]
     assert [name for (name,) in names] == [info.name for info in checkpoint.tensors]
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from oracles import tinygpt_writer as writer
 from oracles.small_models import small_model
 from tinygpt.errors import UnsupportedError
+from tinygpt.io.checkpoint import read_weights
 from tinygpt.io.convert import convert_to_tinygpt
 from tinygpt.io.huggingface.export import export_hf
 from tinygpt.io.huggingface.export_family import hf_family
@@ -151,7 +152,7 @@ def test_an_mlx_quantised_directory_stays_packed(tmp_path: Path, bits: int, grou
     convert_to_tinygpt(source, tmp_path / "n.tinygpt", source.read_tokenizer(None))
     converted = open_checkpoint(tmp_path / "n.tinygpt")
     assert converted.stored_dtype == "packed"
-    got = converted.read_weights("fp32")
+    got = read_weights(converted, "fp32")
     for name, theirs in (
         ("token_embedding.weight", "model.embed_tokens.weight"),
         ("blocks.1.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight"),

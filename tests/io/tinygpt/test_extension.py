@@ -15,6 +15,7 @@ import pytest
 from oracles import tinygpt_writer as writer
 from oracles.small_models import KINDS, SmallModel, random_weights, small_model
 from tinygpt.errors import CheckpointError, ConfigError, UnsupportedError
+from tinygpt.io.checkpoint import read_weights
 from tinygpt.io.gguf.keys import KNOWN
 from tinygpt.io.huggingface.families import FAMILIES
 from tinygpt.io.json_fields import Fields
@@ -128,7 +129,7 @@ def test_weights_come_back_bit_by_bit(tmp_path: Path, kind: str, dtype: str) -> 
     model = small_model(kind)
     checkpoint = open_checkpoint(write(tmp_path / "m.tinygpt", model, dtype))
     assert (checkpoint.config, checkpoint.stored_dtype) == (model.config, dtype)
-    got, written = checkpoint.read_weights(dtype), arrays(model, dtype)
+    got, written = read_weights(checkpoint, dtype), arrays(model, dtype)
     assert set(got) == set(written)
     for name, array in written.items():
         assert got[name].dtype == FLOATS[dtype]
@@ -184,7 +185,7 @@ def test_an_unusual_model_has_all_its_tensors_back(tmp_path: Path) -> None:
         write(tmp_path / "m.tinygpt", SmallModel(UNUSUAL, {}, weights), "bf16")
     )
     assert checkpoint.config == UNUSUAL
-    for name, array in checkpoint.read_weights("fp32").items():
+    for name, array in read_weights(checkpoint, "fp32").items():
         np.testing.assert_array_equal(np.array(array), weights[name], err_msg=name)
 
 
@@ -218,7 +219,7 @@ def test_packed_weights_stay_packed(tmp_path: Path, bits: int, group: int) -> No
     assert (line["bits"], line["group"]) == (bits, group)
     checkpoint = open_checkpoint(path)
     assert checkpoint.stored_dtype == "packed"
-    got = checkpoint.read_weights("packed")
+    got = read_weights(checkpoint, "packed")
     for part in parts.values():
         for name, array in part.items():
             assert mx.array_equal(got[name], array).item(), name
@@ -231,7 +232,7 @@ def test_packed_weights_stay_packed(tmp_path: Path, bits: int, group: int) -> No
         group_size=group,
         bits=bits,
     )
-    assert mx.array_equal(checkpoint.read_weights("fp32")[name], values).item()
+    assert mx.array_equal(read_weights(checkpoint, "fp32")[name], values).item()
 
 
 def test_a_packed_file_is_smaller_than_half_precision(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_a_packed_file_is_smaller_than_half_precision(tmp_path: Path) -> None:
 def test_weights_of_floats_cannot_be_had_packed(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.tinygpt", small_model("mha"), "bf16"))
     with pytest.raises(ConfigError, match="packed"):
-        checkpoint.read_weights("packed")
+        read_weights(checkpoint, "packed")
 
 
 @pytest.mark.parametrize("what", ["missing", "extra", "shape", "nan", "inf"])

@@ -12,6 +12,7 @@ import pytest
 
 from oracles import tinygpt_writer as writer
 from tinygpt.errors import CheckpointError, ConfigError, UnsupportedError
+from tinygpt.io.checkpoint import read_weights
 from tinygpt.io.load import open_checkpoint
 from tinygpt.models.config import ModelConfig
 
@@ -31,7 +32,7 @@ def kept(name: str, array: np.ndarray, layout: str) -> np.ndarray:
 
 
 def read(path: Path, dtype: str = "fp32") -> dict[str, np.ndarray]:
-    weights = open_checkpoint(path).read_weights(dtype)
+    weights = read_weights(open_checkpoint(path), dtype)
     return {name: np.array(array.astype(mx.float32)) for name, array in weights.items()}
 
 
@@ -114,7 +115,7 @@ def test_weights_come_in_the_dtype_that_was_asked_for(
     tmp_path: Path, layout: str, dtype: str, expected: mx.Dtype
 ) -> None:
     path = writer.write(tmp_path / "m.tinygpt", CONFIG, WEIGHTS, layout)
-    weights = open_checkpoint(path).read_weights(dtype)
+    weights = read_weights(open_checkpoint(path), dtype)
     assert {array.dtype for array in weights.values()} == {expected}
 
 
@@ -122,7 +123,7 @@ def test_weights_come_in_the_dtype_that_was_asked_for(
 def test_a_weights_dtype_that_cannot_be_had_is_refused(tmp_path: Path, dtype: str) -> None:
     path = writer.write(tmp_path / "m.tinygpt", CONFIG, WEIGHTS, "int4")
     with pytest.raises(ConfigError, match="weights dtype"):
-        open_checkpoint(path).read_weights(dtype)
+        read_weights(open_checkpoint(path), dtype)
 
 
 def test_the_configuration_is_read_with_its_variants(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_the_configuration_is_read_with_its_variants(tmp_path: Path) -> None:
         deepnorm=True,
         embedding_norm=True,
     )
-    head = np.array(checkpoint.read_weights("fp32")["lm_head.weight"])
+    head = np.array(read_weights(checkpoint, "fp32")["lm_head.weight"])
     np.testing.assert_array_equal(head, kept("lm_head.weight", weights["lm_head.weight"], "fp16"))
 
 

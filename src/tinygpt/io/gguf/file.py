@@ -42,9 +42,6 @@ class GgufCheckpoint:
     cache_hints: dict[str, int] = field(default_factory=dict)
     kind: str = "gguf"
 
-    def read_weights(self, dtype: str) -> dict[str, mx.array]:
-        return {name: array for part in self.iter_weights(dtype) for name, array in part.items()}
-
     def iter_weights(self, dtype: str) -> Iterator[dict[str, mx.array]]:
         if dtype == PACKED:
             self._check_packable()

@@ -40,11 +40,7 @@ class HuggingFaceCheckpoint:
     cache_hints: dict[str, int] = field(default_factory=dict)
     kind: str = "huggingface"
 
-    def read_weights(self, dtype: str) -> dict[str, mx.array]:
-        return {name: array for part in self.iter_weights(dtype) for name, array in part.items()}
-
     def iter_weights(self, dtype: str) -> Iterator[dict[str, mx.array]]:
-        """What `read_weights` gives, a tensor at a time: itself, or weight, scales and biases."""
         if dtype == PACKED and self.stored_dtype != PACKED:
             raise ConfigError(
                 f"weights dtype 'packed' needs a quantised model, {self.path} has "

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from tinygpt.errors import ConfigError, UnsupportedError
 from tinygpt.io.atomic import new_directory, replacing_file
-from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint, iter_weights
+from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint
 from tinygpt.io.huggingface.export_family import config_for_hf, name_for_hf
 from tinygpt.io.tinygpt.write import array_bytes, check_finite
 from tinygpt.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, byte_alphabet
@@ -83,7 +83,7 @@ def _write_weights(file: BinaryIO, source: Checkpoint, dtype: str, report: Repor
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)) + text)
-    weights = iter_weights(source, dtype)
+    weights = source.iter_weights(dtype)
     for done, (tensor, part) in enumerate(zip(source.tensors, weights, strict=True), 1):
         check_finite(source.path, part)
         file.write(array_bytes(part[tensor.name]))

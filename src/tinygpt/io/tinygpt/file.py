@@ -33,9 +33,6 @@ class TinygptCheckpoint:
     tokenizer: object = None  # the header's, unchecked
     kind: str = "tinygpt"
 
-    def read_weights(self, dtype: str) -> dict[str, mx.array]:
-        return {name: array for part in self.iter_weights(dtype) for name, array in part.items()}
-
     def iter_weights(self, dtype: str) -> Iterator[dict[str, mx.array]]:
         if dtype == PACKED and self.stored_dtype != PACKED:
             raise ConfigError(
