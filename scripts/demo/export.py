@@ -1,6 +1,6 @@
-"""Turns what scripts/train_demo.py has trained into the model inside the package.
+"""Turns what scripts/demo/train.py has trained into the model inside the package.
 
-    python scripts/export_demo.py
+    python scripts/demo/export.py
 
 It reads .cache/train_demo/final.safetensors and final.json, or, while there are none yet, the
 checkpoint beside them, and replaces src/tinygpt/data/demo.tinygpt: fp16, tokenizer inside.
@@ -17,14 +17,14 @@ from tinygpt.blas import preload
 preload()  # before MLX is imported
 
 import mlx.core as mx  # noqa: E402
+from train import CONFIG, DOCUMENT_START, HELD_OUT, OUT  # noqa: E402
 
 from tinygpt.io.tinygpt.tokenizer import tokenizer_to_json  # noqa: E402
 from tinygpt.io.tinygpt.write import Description, write_tinygpt  # noqa: E402
 from tinygpt.models.tensors import tensor_shapes  # noqa: E402
 from tinygpt.tokenizer import ByteTokenizer  # noqa: E402
-from train_demo import CONFIG, DOCUMENT_START, HELD_OUT, OUT  # noqa: E402
 
-DEMO = Path(__file__).parents[1] / "src" / "tinygpt" / "data" / "demo.tinygpt"
+DEMO = Path(__file__).parents[2] / "src" / "tinygpt" / "data" / "demo.tinygpt"
 LARGEST = 8 * 10**6  # bytes
 FACTS = ("bits_per_byte", "measured_on", "steps", "minutes", "bytes_drawn", "date", "machine")
 

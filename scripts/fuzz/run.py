@@ -1,7 +1,7 @@
 """Opens and runs thousands of damaged models and reports whatever is neither refused nor run.
 
-    python scripts/fuzz.py --cases 10000 --seed 1
-    python scripts/fuzz.py --seed 1 --only 4711 --keep /tmp/case
+    python scripts/fuzz/run.py --cases 10000 --seed 1
+    python scripts/fuzz/run.py --seed 1 --only 4711 --keep /tmp/case
 
 Right is: exit status 2 and one line on stderr, 1 for weights that give no finite logits, or a
 model that runs. A finding is a traceback, a signal, a hang, or memory beyond the file and a
@@ -43,7 +43,7 @@ def run_case(place: Path, seed: int, number: int) -> tuple[str, str, str]:
 
     The files are left in `place`.
     """
-    from fuzz_cases import damaged_case
+    from cases import damaged_case
 
     kind, opened, files = damaged_case(seed, number)
     for name, data in files.items():
@@ -108,9 +108,9 @@ def work(seed: int, numbers: range) -> None:
     from tinygpt.blas import preload
 
     preload()
-    import fuzz_cases
+    import cases
 
-    fuzz_cases.damaged_case(seed, 0)
+    cases.damaged_case(seed, 0)
     say, sys.stdout = sys.stdout, sys.stderr
     with tempfile.TemporaryDirectory() as place:
         run_case(Path(place) / "warm", seed, 0)  # whatever is imported late is there now
@@ -167,7 +167,7 @@ class Fuzz:
         return number
 
     def _kind(self, number: int) -> str:
-        from fuzz_cases import KINDS
+        from cases import KINDS
 
         return list(KINDS)[number % len(KINDS)]
 

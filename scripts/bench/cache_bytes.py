@@ -1,6 +1,6 @@
 """Bytes of caches that were really filled, for the original's shape: 12 layers × 8 heads × 32.
 
-python scripts/cache_bytes.py docs/results/bytes.json
+python scripts/bench/cache_bytes.py docs/results/bytes.json
 """
 
 from __future__ import annotations

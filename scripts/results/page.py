@@ -1,6 +1,6 @@
 """Makes docs/results.md out of the JSON files that `reproduce.sh` has written.
 
-    python scripts/results_page.py docs/results > docs/results.md
+    python scripts/results/page.py docs/results > docs/results.md
 
 Every number of the page comes from a file; a file that is missing leaves out its section.
 """
@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from results_speed import bench_section, decode_section, long_section
-from results_tables import code, megabytes, number, table
-from results_targets import targets_section
+from speed import bench_section, decode_section, long_section
+from tables import code, megabytes, number, table
+from targets import targets_section
 
 HEAD = """# Results
 
 Every table here is made by the commands of `scripts/reproduce.sh` and written by
-`scripts/results_page.py` from the files in `docs/results/`. Bytes are those of all allocated
+`scripts/results/page.py` from the files in `docs/results/`. Bytes are those of all allocated
 arrays, in decimal units. Where no other model is named it is SmolLM2-135M-Instruct (Q4_1 in a GGUF
 file), computed in float32.
 """

@@ -1,6 +1,6 @@
 """Writes the texts of `reproduce.sh` into a directory: three novels, and this project's own docs.
 
-    python scripts/results_texts.py .cache/texts
+    python scripts/fetch/texts.py .cache/texts
 
 No model was trained on the docs: they are younger than all of them.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from austen import fetch_novels
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOVELS = ("emma", "prideprejudice", "persuasion")
 
 

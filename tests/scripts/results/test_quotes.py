@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = """# Results
 
 Made on Linux, 2026-11-30; mlx 1.
@@ -50,18 +50,20 @@ Made on Windows, 1995; DOS 6.
 
 
 @pytest.fixture(scope="module")
-def results_quotes() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    import results_quotes
+def quotes() -> ModuleType:
+    path = ROOT / "scripts" / "results" / "quotes.py"
+    spec = importlib.util.spec_from_file_location("quotes", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    return results_quotes
 
-
-def test_quoted_rows_are_those_of_their_section_and_table(results_quotes: ModuleType) -> None:
+def test_quoted_rows_are_those_of_their_section_and_table(quotes: ModuleType) -> None:
     wanted = DOCUMENT.replace("Made on Windows, 1995; DOS 6.", "Made on Linux, 2026-11-30; mlx 1.")
     wanted = wanted.replace("| `full` | 1 |", "| `full` | 30.000 |")
     wanted = wanted.replace("| `int8` | 2 |", "| `int8` | 20.001 |")
-    assert results_quotes.refreshed(DOCUMENT, PAGE) == wanted
+    assert quotes.refreshed(DOCUMENT, PAGE) == wanted
 
 
 @pytest.mark.parametrize(
@@ -74,21 +76,19 @@ def test_quoted_rows_are_those_of_their_section_and_table(results_quotes: Module
     ids=["section", "row", "table"],
 )
 def test_what_the_page_does_not_have_cannot_be_quoted(
-    results_quotes: ModuleType, old: str, new: str, message: str
+    quotes: ModuleType, old: str, new: str, message: str
 ) -> None:
     with pytest.raises(SystemExit, match=message):
-        results_quotes.refreshed(DOCUMENT.replace(old, new, 1), PAGE)
+        quotes.refreshed(DOCUMENT.replace(old, new, 1), PAGE)
 
 
 @pytest.mark.parametrize(("name", "least"), [("README.md", 3), ("docs/cache.md", 1)])
-def test_documents_quote_the_committed_page(
-    results_quotes: ModuleType, name: str, least: int
-) -> None:
+def test_documents_quote_the_committed_page(quotes: ModuleType, name: str, least: int) -> None:
     page = ROOT / "docs" / "results.md"
     if not page.is_file():
         pytest.skip("docs/results.md is not there: scripts/reproduce.sh makes it")
     document = (ROOT / name).read_text(encoding="utf-8")
     assert document.count("<!-- results: ") >= least, f"{name} quotes no results"
-    assert document == results_quotes.refreshed(document, page.read_text(encoding="utf-8")), (
-        "run scripts/results_quotes.py"
+    assert document == quotes.refreshed(document, page.read_text(encoding="utf-8")), (
+        "run scripts/results/quotes.py"
     )

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prefill speed and peak memory by chunk size, for the default of --prefill-chunk.
 
-    python scripts/bench_prefill_chunk.py model.gguf --text FILE --tokens 2000
+    python scripts/bench/prefill_chunk.py model.gguf --text FILE --tokens 2000
 
 Seconds are CPU seconds of the process, one BLAS thread: set OPENBLAS_NUM_THREADS=1. Chunk sizes are
 alternated, and the minimum of the rounds is printed, so that a busy machine changes little.

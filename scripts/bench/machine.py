@@ -1,6 +1,6 @@
 """Writes down what kind of machine the results come from, and when.
 
-python scripts/machine.py docs/results/machine.json
+python scripts/bench/machine.py docs/results/machine.json
 """
 
 from __future__ import annotations

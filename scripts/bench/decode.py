@@ -1,7 +1,7 @@
 """Speed, bytes and memory of one model in tinygpt and in mlx-lm, in turns, in one process.
 
     pip install mlx-lm      # Python 3.11 or newer
-    python scripts/bench_decode.py MODEL --text FILE --json docs/results/decode.json
+    python scripts/bench/decode.py MODEL --text FILE --json docs/results/decode.json
 
 Both programs compute from the same arrays in one type, through the same BLAS. For each cache and
 length both read the prompt, one after the other; then they decode in turns of a few tokens, and
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import machine, versions
+
 from tinygpt.blas import preload
 
 preload()  # before MLX is imported

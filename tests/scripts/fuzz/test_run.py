@@ -10,21 +10,22 @@ from types import ModuleType
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+ROOT = Path(__file__).parents[3]
+FUZZ = ROOT / "scripts" / "fuzz"
 CASES, SEED = 240, 3  # 30 of each kind
 LIMIT = 300  # seconds
 
 
 @pytest.fixture(scope="module")
 def fuzz() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fuzz", SCRIPTS / "fuzz.py")
+    spec = importlib.util.spec_from_file_location("fuzz", FUZZ / "run.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def run(*arguments: object, script: Path = SCRIPTS / "fuzz.py") -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, script: Path = FUZZ / "run.py") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(script), "--cases", str(CASES), "--seed", str(SEED)]
     command += map(str, arguments)
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
@@ -82,7 +83,7 @@ def test_a_planted_fault_is_found(tmp_path: Path, expected: str) -> None:
     """A copy of the fuzzer whose every case does something bad before it opens a model."""
     if expected == "memory" and not Path("/proc/self/statm").is_file():
         pytest.skip("the size of a process is not told here, so it cannot be limited")
-    text = (SCRIPTS / "fuzz.py").read_text()
+    text = (FUZZ / "run.py").read_text()
     place = "    from tinygpt.cli.main import run\n"
     assert text.count(place) == 1
     planted = f"    if model.parent.name == '0':\n        {PLANTED[expected]}\n"
@@ -90,11 +91,11 @@ def test_a_planted_fault_is_found(tmp_path: Path, expected: str) -> None:
     text = text.replace("outcome(run(", "outcome(bad(model) or run(").replace(
         "SECONDS = 30", "SECONDS = 1"
     )
-    script = tmp_path / "fuzz.py"
+    script = tmp_path / "run.py"
     script.write_text(text)
-    cases = (SCRIPTS / "fuzz_cases.py").read_text()
-    cases = cases.replace("Path(__file__).parents[1]", f"Path({str(SCRIPTS.parent)!r})")
-    (tmp_path / "fuzz_cases.py").write_text(cases)
+    cases = (FUZZ / "cases.py").read_text()
+    cases = cases.replace("Path(__file__).parents[2]", f"Path({str(ROOT)!r})")
+    (tmp_path / "cases.py").write_text(cases)
     done = run("--cases", 2, script=script)
     assert done.returncode == 1
     assert f"case 0, .tinygpt header: {expected}" in done.stderr, done.stderr[-3000:]

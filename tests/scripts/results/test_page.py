@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PART = {"start": 0, "stop": 256, "tokens": 9, "perplexity": 31.25, "compared": 9}
 RESULT = {
     "cache": "int4",
@@ -84,14 +84,15 @@ FILES: dict[str, dict] = {
 }
 
 
-@pytest.fixture(scope="module")
-def results_page() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import results_page
-    finally:
-        sys.path.pop(0)
-    return results_page
+@pytest.fixture
+def results_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    room = ROOT / "scripts" / "results"
+    monkeypatch.syspath_prepend(room)
+    spec = importlib.util.spec_from_file_location("results_page", room / "page.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_every_figure_of_the_files_is_on_the_page(results_page: ModuleType, tmp_path: Path) -> None:
@@ -123,4 +124,4 @@ def test_the_committed_page_is_made_of_the_committed_files(results_page: ModuleT
     if not (ROOT / "docs" / "results").is_dir():
         pytest.skip("docs/results is not there: scripts/reproduce.sh makes it")
     written = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert written == results_page.page(ROOT / "docs" / "results"), "run scripts/results_page.py"
+    assert written == results_page.page(ROOT / "docs" / "results"), "run scripts/results/page.py"

@@ -1,6 +1,6 @@
 """Brings the tables that documents quote up to those of docs/results.md.
 
-    python scripts/results_quotes.py docs/results.md README.md docs/cache.md
+    python scripts/results/quotes.py docs/results.md README.md docs/cache.md
 
 The document chooses: a comment `<!-- results: SECTION -->` stands before each quoted table, whose
 header and first cells say which table of that section and which of its rows are quoted. A line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from results_tables import table
+from tables import table
 
 TEXTS = {"kivi_emma": "Emma", "kivi_prideprejudice": "Pride and Prejudice"}
 LEAST_DECODE = {  # times mlx-lm's speed, by cache and tokens

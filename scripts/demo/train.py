@@ -1,12 +1,12 @@
 """Trains the demo model: a small byte-level decoder on five novels, with a sixth held out.
 
-    OPENBLAS_NUM_THREADS=1 python scripts/train_demo.py --minutes 70
+    OPENBLAS_NUM_THREADS=1 python scripts/demo/train.py --minutes 70
 
 It runs for that long on one CPU core; the same command resumes a run that was stopped. The learning
 rate follows the clock, so that it has fallen when the time is over, however fast the machine is.
 Result: .cache/train_demo/final.safetensors (float32, canonical names) and final.json.
 
-The forward pass is in `demo_forward.py`; at start-up its logits are compared with `Transformer`'s.
+The forward pass is in `forward.py`; at start-up its logits are compared with `Transformer`'s.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 from mlx import nn  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "fetch"))
+
 from austen import fetch_novels  # noqa: E402
-from demo_forward import (  # noqa: E402
+from forward import (  # noqa: E402
     CONFIG,
     DOCUMENT_START,
     Tensors,
@@ -42,12 +44,13 @@ from demo_forward import (  # noqa: E402
     make_forward,
     with_start,
 )
+
 from tinygpt.models.config import ModelConfig  # noqa: E402
 from tinygpt.ops.rope import RopeConfig  # noqa: E402
 
 Step = Callable[..., tuple[mx.array, Tensors, Tensors, Tensors]]
 
-CACHE = Path(__file__).parents[1] / ".cache"
+CACHE = Path(__file__).parents[2] / ".cache"
 OUT = CACHE / "train_demo"
 HELD_OUT = "persuasion"
 

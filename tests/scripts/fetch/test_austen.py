@@ -16,7 +16,7 @@ HEADER = b"X\n" + struct.pack(">IIII", 3, 0x040201, 0x030500, 5) + b"UTF-8"
 
 @pytest.fixture(scope="module")
 def austen() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "austen.py"
+    path = Path(__file__).parents[3] / "scripts" / "fetch" / "austen.py"
     spec = importlib.util.spec_from_file_location("austen", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,6 +1,6 @@
 """One long generation, with what each thousand tokens took: seconds, cache bytes, peak memory.
 
-python scripts/long_run.py MODEL 50000 int8,sink=4,window=256 docs/results/long_demo.json
+python scripts/bench/long_run.py MODEL 50000 int8,sink=4,window=256 docs/results/long_demo.json
 """
 
 from __future__ import annotations

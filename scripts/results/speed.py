@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from results_tables import code, megabytes, number, table
+from tables import code, megabytes, number, table
 
 
 def bench_section(found: dict) -> str:
@@ -49,7 +49,7 @@ def decode_section(found: dict) -> str:
     head = ["cache", "prompt", "mlx-lm's cache", "prefill tok/s", "× mlx-lm's", "decode tok/s"]
     head += ["× mlx-lm's", "turns", "step ms", "floor ms", "held", "mlx-lm's", "peak", "× mlx-lm's"]
     return (
-        f"## Speed, beside mlx-lm\n\n`scripts/bench_decode.py` on {setting['model']}, "
+        f"## Speed, beside mlx-lm\n\n`scripts/bench/decode.py` on {setting['model']}, "
         f"{setting['dtype']}, prompts from {setting['text']}, {setting['machine']}, "
         f"{setting['date']}. Both programs compute from the same arrays through the same BLAS. "
         "Each prefill is one measurement; a step is the median of turns of "
