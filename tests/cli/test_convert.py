@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tinygpt.cli.sample.options import DEMO_MODEL
+from tinygpt.cli.options import DEMO_MODEL
 
 
 def text_of(cli: Callable, model: Path) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from tinygpt.cli.sample.options import DEMO_MODEL, DEMO_PROMPT
+from tinygpt.cli.options import DEMO_MODEL
+from tinygpt.cli.sample.options import DEMO_PROMPT
 
 LARGEST = 8 * 10**6  # bytes, so that the package stays small
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tinygpt.cli.output import TextOutput, check_apart, check_writable, note, write_json
-from tinygpt.cli.plot import out_directory, save_picture
+from tinygpt.cli.pictures import out_directory, save_picture
 from tinygpt.errors import ConfigError
 
 
@@ -58,9 +58,8 @@ def attention(
     \b
     tinygpt attention model.gguf --text chapter.txt --layer 12 --window 64 -o pictures
     """
-    from tinygpt.cli.eval.inputs import read_file  # these bring in MLX
-    from tinygpt.cli.sample.prompt import decode_utf8
-    from tinygpt.evaluate.attention import kept, watch
+    from tinygpt.cli.reading import decode_utf8, read_file
+    from tinygpt.evaluate.attention import kept, watch  # these bring in MLX
     from tinygpt.io.load import load_model, open_checkpoint
     from tinygpt.plot.attention import kept_map, sink_mass
     from tinygpt.plot.canvas import check_matplotlib

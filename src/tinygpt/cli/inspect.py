@@ -12,11 +12,10 @@ import mlx.core as mx
 
 from tinygpt.cache.budget import bytes_per_token
 from tinygpt.cache.spec import PRECISIONS, CacheSpec
+from tinygpt.cli.options import DEMO_MODEL
 from tinygpt.cli.output import TextOutput
-from tinygpt.cli.sample.options import DEMO_MODEL
-from tinygpt.cli.sample.session import parameter_count
 from tinygpt.errors import ConfigError, TinyGPTError
-from tinygpt.io.checkpoint import Checkpoint
+from tinygpt.io.checkpoint import Checkpoint, parameter_count
 from tinygpt.io.load import layout_of, open_checkpoint
 from tinygpt.units import count, size
 

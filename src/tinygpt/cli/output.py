@@ -7,10 +7,12 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tinygpt.errors import ConfigError
+
+Say = Callable[[str], None]  # takes one line for the user, as `note` does
 
 
 class OutputError(Exception):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from tinygpt.cli.output import TextOutput, writing
+from tinygpt.cli.output import TextOutput
+from tinygpt.cli.pictures import out_directory, save_picture
 from tinygpt.errors import ConfigError
-from tinygpt.plot.canvas import FORMATS, check_matplotlib, save
+from tinygpt.plot.canvas import FORMATS, check_matplotlib
 from tinygpt.plot.results import PICTURES
 
 
@@ -68,12 +69,6 @@ def _drawn(path: Path, content: Mapping[str, object]) -> dict[str, object]:
         ) from error
 
 
-def save_picture(figure: object, path: Path) -> None:
-    """Write `figure`; the name's ending is the format. OutputError if it cannot be written."""
-    with writing(path):
-        save(figure, path)
-
-
 def read_result(path: Path) -> Mapping[str, object]:
     """The object in a JSON file; ConfigError if it is none."""
     try:
@@ -88,11 +83,3 @@ def read_result(path: Path) -> Mapping[str, object]:
             f"{path}: is no JSON object; name what tinygpt eval or bench --json has written"
         )
     return content
-
-
-def out_directory(path: Path) -> None:
-    """Make the directory `path`; ConfigError if that cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {path}: {error.strerror}; choose another place") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,11 @@ def read_weights(checkpoint: Checkpoint, dtype: str) -> dict[str, mx.array]:
     for arrays in checkpoint.iter_weights(dtype):
         weights |= arrays
     return weights
+
+
+def parameter_count(checkpoint: Checkpoint) -> int:
+    """Elements of all tensors; a tied output layer counts once."""
+    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors)
 
 
 def float_dtype(dtype: str) -> mx.Dtype:

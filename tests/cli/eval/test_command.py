@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from oracles import tinygpt_writer
-from tinygpt.cli.eval.options import repeat_lists
 from tinygpt.cli.main import run
+from tinygpt.cli.options import repeat_lists
 from tinygpt.cli.signals import Interrupted, Signals
 
 KEYS = [

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from tinygpt.cli.eval.options import ListsCommand, parse_numbers
+from tinygpt.cli.options import WEIGHTS_DTYPES, ListsCommand, parse_numbers
 from tinygpt.cli.output import TextOutput, check_apart, check_writable
-from tinygpt.cli.sample.options import WEIGHTS_DTYPES
 from tinygpt.cli.signals import Signals
 
 
@@ -65,7 +64,7 @@ def bench(context: click.Context, /, **_: object) -> int:
     tinygpt bench model.gguf --versus mlx-lm --roofline --json bench.json
     """
     from tinygpt.cli.bench.run import BenchRun, build_options  # these bring in MLX
-    from tinygpt.cli.sample.session import use_device
+    from tinygpt.cli.device import use_device
 
     options = build_options(context.params)
     signals = context.find_object(Signals) or Signals()

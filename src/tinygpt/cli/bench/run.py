@@ -14,12 +14,13 @@ import numpy as np
 from tinygpt import __version__
 from tinygpt.cache import CacheSpec
 from tinygpt.cache.spec import PREFILL_CHUNK
-from tinygpt.cli.eval.inputs import advise, read_caches
-from tinygpt.cli.eval.options import check_model
-from tinygpt.cli.eval.table import NONE, aligned
+from tinygpt.cli.caches import read_caches
+from tinygpt.cli.device import advise
+from tinygpt.cli.options import check_model
 from tinygpt.cli.output import TextOutput, interruption, note, write_json
 from tinygpt.cli.progress import Progress, stderr_is_terminal
 from tinygpt.cli.signals import Interrupted, Signals
+from tinygpt.cli.table import NONE, aligned
 from tinygpt.errors import ConfigError
 from tinygpt.evaluate.bench import BenchResult, Ours, Pair, Race, pairs, run_races, summarise
 from tinygpt.evaluate.mlx_lm import MlxLm

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from tinygpt.cli.eval.options import ListsCommand, build_options, eval_options
+from tinygpt.cli.eval.options import build_options, eval_options
+from tinygpt.cli.options import ListsCommand
 from tinygpt.cli.output import TextOutput, check_apart, check_writable
 from tinygpt.cli.signals import Signals
 
@@ -33,8 +34,8 @@ def eval(context: click.Context, /, **_: object) -> int:
     tinygpt eval model.gguf --greedy 60 --cache int8 int4
     tinygpt eval model.gguf --passkey --lengths 512,1024 --cache full int4,window=256
     """
-    from tinygpt.cli.eval.run import EvalRun  # this brings in MLX, which --help can do without
-    from tinygpt.cli.sample.session import use_device
+    from tinygpt.cli.device import use_device  # these bring in MLX, which --help can do without
+    from tinygpt.cli.eval.run import EvalRun
 
     options = build_options(context)
     signals = context.find_object(Signals) or Signals()

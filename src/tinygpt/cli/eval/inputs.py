@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import mlx.core as mx
-
-from tinygpt.blas import advice
 from tinygpt.cache import CacheSpec
-from tinygpt.cache.layout import CacheLayout
+from tinygpt.cli.caches import read_caches
 from tinygpt.cli.eval.options import EvalOptions
-from tinygpt.cli.output import files_of
-from tinygpt.cli.sample.prompt import STDIN, decode_utf8
+from tinygpt.cli.output import Say, files_of
+from tinygpt.cli.reading import decode_utf8, read_file
 from tinygpt.errors import ConfigError
-from tinygpt.evaluate.cache_text import FULL, GRID, read_cache
 from tinygpt.evaluate.greedy import PROMPTS
 from tinygpt.evaluate.quality import Text
 from tinygpt.io.load import layout_of, load_model, open_checkpoint
-from tinygpt.models.config import ModelConfig
 from tinygpt.models.transformer import Transformer
 from tinygpt.tokenizer import Tokenizer
 
-Say = Callable[[str], None]
 MIB = 1 << 20
 
 
@@ -64,27 +56,6 @@ def open_inputs(options: EvalOptions, say: Say) -> Inputs:
     return Inputs(load_model(checkpoint, options.weights_dtype), tokenizer, caches, texts, prompts)
 
 
-def read_caches(
-    named: tuple[str, ...], grid: bool, layout: CacheLayout, config: ModelConfig, say: Say
-) -> dict[str, CacheSpec]:
-    """The caches by the text that asks for them; those of the grid that cannot be are left out.
-
-    Raises:
-        ConfigError: a named cache cannot be read, or cannot be right with this model.
-    """
-    caches: dict[str, CacheSpec] = {}
-    for text in (part.strip() for part in named or ((FULL,) if not grid else ())):
-        caches[text], notes = read_cache(text, layout, config.context)
-        for note in notes:
-            say(f"{text}: {note}")
-    for text in GRID if grid else ():
-        try:
-            caches.setdefault(text, read_cache(text, layout, config.context)[0])
-        except ConfigError as error:
-            say(f"left out of --grid: {error}")
-    return caches
-
-
 def _read_text(name: str, tokenizer: Tokenizer, tokens: int | None) -> NamedText:
     data = read_file(name, "--text")
     ids = tuple(tokenizer.encode(decode_utf8(data, name))[:tokens])
@@ -103,15 +74,6 @@ def _read_prompts(path: Path | None) -> tuple[str, ...]:
     return prompts
 
 
-def read_file(name: str, flag: str) -> bytes:
-    """The bytes of a file, or of stdin for `-`; ConfigError if it cannot be read."""
-    try:
-        return sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
-    except (OSError, ValueError, AttributeError) as error:
-        reason = getattr(error, "strerror", None) or "it is closed"
-        raise ConfigError(f"{flag} {name}: {reason}") from error
-
-
 def digest(model: Path) -> str:
     """What tells models of one name apart: sizes, first and last MiB of the files."""
     found = hashlib.sha256()
@@ -125,10 +87,3 @@ def digest(model: Path) -> str:
             file.seek(max(0, size - MIB))
             found.update(file.read(MIB))
     return found.hexdigest()
-
-
-def advise(say: Say) -> None:
-    """On a CPU, say it where a faster BLAS is to be had."""
-    line = advice()
-    if line is not None and mx.default_device() != mx.Device(mx.gpu):
-        say(line)

@@ -9,14 +9,12 @@ from typing import TypeVar
 
 import click
 
-from tinygpt.cache.spec import PRECISIONS
-from tinygpt.cli.sample.options import WEIGHTS_DTYPES
-from tinygpt.cli.sample.prompt import STDIN
+from tinygpt.cli.options import WEIGHTS_DTYPES, check_model, parse_numbers
+from tinygpt.cli.reading import STDIN
 from tinygpt.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., object])
 
-LISTS = ("--text", "--cache")  # options that take several values in a row
 DEPTHS = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 CHUNK = 256
 # What has a meaning with another option alone.
@@ -70,34 +68,6 @@ class EvalOptions:
         """Every file that is read."""
         files = [self.model, *map(Path, self.text)]
         return files if self.prompts is None else [*files, self.prompts]
-
-
-class ListsCommand(click.Command):
-    """A command whose options in `LISTS` take every value up to the next option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args, last = repeat_lists(args)
-        if last is not None and not self._names_model(ctx, args):
-            del args[last]  # `--text a MODEL`: the last value is no text
-        return super().parse_args(ctx, args)
-
-    def _names_model(self, ctx: click.Context, args: list[str]) -> bool:
-        values, _, _ = self.make_parser(ctx).parse_args(list(args))
-        return isinstance(values.get("model"), str)
-
-
-def repeat_lists(arguments: list[str]) -> tuple[list[str], int | None]:
-    """`--text a b` as `--text a --text b`, and where the last flag that was added is."""
-    out: list[str] = []
-    flag, added = None, None
-    for before, item in zip(["", *arguments], arguments, strict=False):
-        if item.startswith("-") and item != "-":
-            flag = item if item in LISTS else None
-        elif flag is not None and before != flag:
-            added = len(out)
-            out.append(flag)
-        out.append(item)
-    return out, added
 
 
 def eval_options(command: F) -> F:
@@ -207,38 +177,6 @@ def _where() -> list[Callable[[F], F]]:
             "--resume", is_flag=True, help="Go on from --json: measure only what is not in it."
         ),
     ]
-
-
-Number = TypeVar("Number", int, float)
-
-
-def parse_numbers(kind: type[Number], flag: str) -> Callable[[object], tuple[Number, ...]]:
-    """A parser for numbers apart by commas: lengths from 1 on, depths from 0 to 1."""
-
-    def parse(text: object) -> tuple[Number, ...]:
-        try:
-            values = tuple(kind(part) for part in str(text).split(","))
-        except ValueError:
-            values = ()
-        good = all(value >= 1 if kind is int else 0 <= value <= 1 for value in values)
-        if not values or not good:
-            allowed = "whole numbers from 1 on" if kind is int else "numbers from 0 to 1"
-            raise ConfigError(f"{flag} is {str(text)!r}; it must be {allowed}, apart by commas")
-        return values
-
-    return parse
-
-
-def check_model(model: Path | None, example: str) -> None:
-    """Raise ConfigError without a MODEL, also where the last value of a list was taken for it."""
-    if model is None:
-        raise ConfigError(f"no MODEL given; name a .tinygpt or .gguf file: {example}")
-    first = str(model).partition(",")[0]
-    if not model.exists() and ("=" in first or first in PRECISIONS):
-        raise ConfigError(
-            f"no MODEL given: {model} looks like a cache, and there is no such file; name a "
-            f".tinygpt or .gguf file: {example}"
-        )
 
 
 def build_options(context: click.Context) -> EvalOptions:

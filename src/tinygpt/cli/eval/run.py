@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from tinygpt import __version__
 from tinygpt.cache import CacheSpec
-from tinygpt.cli.eval.inputs import advise, digest, open_inputs
+from tinygpt.cli.device import LONG_PREFILL, advise
+from tinygpt.cli.eval.inputs import digest, open_inputs
 from tinygpt.cli.eval.options import EvalOptions
 from tinygpt.cli.eval.record import Record, text_entries
 from tinygpt.cli.eval.table import (
@@ -20,7 +21,6 @@ from tinygpt.cli.eval.table import (
 )
 from tinygpt.cli.output import TextOutput, interruption, note, writing
 from tinygpt.cli.progress import Progress, stderr_is_terminal
-from tinygpt.cli.sample.session import LONG_PREFILL
 from tinygpt.cli.signals import Interrupted, Signals
 from tinygpt.evaluate.cache_text import FULL
 from tinygpt.evaluate.greedy import GreedyMatch

@@ -1,4 +1,4 @@
-"""Tables of `tinygpt eval` and `bench`, as aligned text and as CSV. They compute nothing."""
+"""Tables of `tinygpt eval`, as aligned text and as CSV. They compute nothing."""
 
 from __future__ import annotations
 
@@ -8,25 +8,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from tinygpt.cli.table import NONE, aligned
 from tinygpt.units import size
 
 if TYPE_CHECKING:
     from tinygpt.evaluate.greedy import Match
     from tinygpt.evaluate.passkey import Retrieval
     from tinygpt.evaluate.summary import Range, Result
-
-NONE = "–"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as lines; the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines) + "\n"
 
 
 def figure(value: float | None, form: str) -> str:

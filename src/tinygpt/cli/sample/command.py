@@ -34,8 +34,9 @@ def sample(context: click.Context, /, **_: object) -> int:
     tinygpt sample model.gguf --kv-quantize int8 --streaming-llm-sink 4 \\
         --streaming-llm-window 256 --tokens unlimited < chapter.txt
     """
-    from tinygpt.cli.sample.run import Run  # these bring in MLX, which --help can do without
-    from tinygpt.cli.sample.session import open_session, use_device
+    from tinygpt.cli.device import use_device  # these bring in MLX, which --help can do without
+    from tinygpt.cli.sample.run import Run
+    from tinygpt.cli.sample.session import open_session
 
     options = build_options(context)
     signals = context.find_object(Signals) or Signals()

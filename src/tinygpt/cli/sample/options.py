@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from tinygpt.cache.spec import FLAGS, Flag
+from tinygpt.cli.options import DEMO_MODEL, WEIGHTS_DTYPES
 from tinygpt.cli.sample.prompt import PromptSource
 from tinygpt.errors import ConfigError
 from tinygpt.sampling_options import MAX_SEED, SamplingOptions
@@ -19,12 +20,9 @@ from tinygpt.text_stream import check_stop
 
 F = TypeVar("F", bound=Callable[..., object])
 
-# What is sampled where no MODEL is given: a small model of novels, inside the package.
-DEMO_MODEL = Path(__file__).parents[2] / "data" / "demo.tinygpt"
 DEMO_PROMPT = "The morning was fine, and Miss Elton had"
 UNLIMITED = "unlimited"
 DEFAULT_TOKENS = 200
-WEIGHTS_DTYPES = ("fp32", "fp16", "bf16", "packed")
 SAMPLING = SamplingOptions()
 
 

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinygpt.cli.reading import STDIN, decode_utf8
 from tinygpt.errors import ConfigError
 
 if TYPE_CHECKING:
     from tinygpt.tokenizer import Tokenizer
-
-STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +89,6 @@ def stdin_is_data() -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
-
-
-def decode_utf8(data: bytes, name: str) -> str:
-    """`data` as text; ConfigError with the offset of the first byte that is not UTF-8."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{name} is not UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
-            "convert it to UTF-8 first"
-        ) from error
 
 
 def parse_ids(data: bytes, name: str) -> tuple[int, ...]:

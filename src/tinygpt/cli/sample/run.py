@@ -8,12 +8,12 @@ import mlx.core as mx
 
 from tinygpt import __version__
 from tinygpt.cache.report import describe_cache
-from tinygpt.cli.output import TextOutput, write_json
+from tinygpt.cli.output import Say, TextOutput, write_json
 from tinygpt.cli.progress import Progress, stderr_is_terminal
 from tinygpt.cli.sample.options import SampleOptions
 from tinygpt.cli.sample.prompt import Prompt
 from tinygpt.cli.sample.report import Figures, cache_json, figures_json, finish_line, report_line
-from tinygpt.cli.sample.session import Say, Session
+from tinygpt.cli.sample.session import Session
 from tinygpt.cli.signals import Interrupted, Signals
 from tinygpt.errors import GenerationError
 from tinygpt.generate import Generation

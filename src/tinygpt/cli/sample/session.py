@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import mlx.core as mx
 
 from tinygpt.blas import advice
 from tinygpt.cache.budget import cache_bytes, fitting_flags
@@ -15,12 +12,13 @@ from tinygpt.cache.kv_cache import KVCache
 from tinygpt.cache.layout import CacheLayout
 from tinygpt.cache.resolve import Resolved, resolve_spec
 from tinygpt.cache.spec import CacheSpec
+from tinygpt.cli.device import LONG_PREFILL, on_gpu
+from tinygpt.cli.output import Say
 from tinygpt.cli.sample.options import SampleOptions
 from tinygpt.cli.sample.prompt import Prompt, encode_prompt
 from tinygpt.cli.sample.report import banner
-from tinygpt.errors import ConfigError
 from tinygpt.generate import check_prompt
-from tinygpt.io.checkpoint import Checkpoint
+from tinygpt.io.checkpoint import parameter_count
 from tinygpt.io.load import layout_of, load_model, open_checkpoint
 from tinygpt.memory import free_memory
 from tinygpt.models.config import ModelConfig
@@ -30,8 +28,6 @@ from tinygpt.uncached import check_uncached_prompt
 from tinygpt.units import count, size
 
 LONG_TEXT = 1 << 17  # tokens; windows are full by then
-LONG_PREFILL = 256  # tokens; a shorter prompt is over before a faster BLAS would show
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +39,6 @@ class Session:
     ids: list[int]
     cache: KVCache | None
     prefill_chunk: int
-
-
-def use_device(device: str | None) -> None:
-    """Make `device` ("cpu", "gpu") MLX's default; None leaves MLX's own choice.
-
-    Raises:
-        ConfigError: a GPU is asked for where there is none.
-    """
-    if device == "gpu" and not mx.is_available(mx.gpu):
-        raise ConfigError("--device gpu: MLX finds no GPU here; use --device cpu")
-    if device is not None:
-        mx.set_default_device(mx.Device(mx.gpu if device == "gpu" else mx.cpu))
 
 
 def open_session(options: SampleOptions, prompt: Prompt, say: Say) -> Session:
@@ -93,11 +77,6 @@ def text_length(spec: CacheSpec, prompt_tokens: int, tokens: int | None) -> int 
     return total
 
 
-def parameter_count(checkpoint: Checkpoint) -> int:
-    """Elements of all tensors; a tied output layer counts once."""
-    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors)
-
-
 def notes_before(
     options: SampleOptions,
     config: ModelConfig,
@@ -118,7 +97,7 @@ def notes_before(
             f"warning: this model was trained on texts of {config.context} tokens and may lose the "
             f"thread beyond{hint}"
         )
-    if prompt_tokens > LONG_PREFILL and not _on_gpu():
+    if prompt_tokens > LONG_PREFILL and not on_gpu():
         lines += [line for line in [advice()] if line]
     return lines
 
@@ -142,7 +121,3 @@ def _times_smaller(spec: CacheSpec, layout: CacheLayout) -> float:
     """How many times more the same cache takes for a long text if nothing is packed."""
     unpacked = CacheSpec(sink=spec.sink, window=spec.window)
     return cache_bytes(unpacked, layout, LONG_TEXT) / cache_bytes(spec, layout, LONG_TEXT)
-
-
-def _on_gpu() -> bool:
-    return bool(mx.default_device() == mx.Device(mx.gpu))
