@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tinygpt.cli.main import COMMANDS
+
 PACKAGE = Path(__file__).parent.parent / "src" / "tinygpt"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -84,6 +86,33 @@ def test_storage_and_eviction_know_of_each_other_only_the_protocol(one: str, oth
     for path in (PACKAGE / "cache" / one).glob("*.py"):
         known = {name for name in imported(path) if name.startswith(f"tinygpt.cache.{other}")}
         assert known <= {f"tinygpt.cache.{other}.base"}, path.name
+
+
+@pytest.mark.parametrize("room", ["io/gguf", "io/huggingface", "io/tinygpt"])
+def test_a_format_does_not_look_into_the_room_of_another(room: str) -> None:
+    others = {path.name for path in (PACKAGE / "io").iterdir() if (path / "__init__.py").is_file()}
+    assert Path(room).name in others, "the room has moved"
+    for path in (PACKAGE / room).glob("*.py"):
+        parts = [name.split(".") for name in imported(path) if name.startswith("tinygpt.io.")]
+        known = {part[2] for part in parts} & others
+        assert known <= {Path(room).name}, f"{path}: what two formats need stands in io/ itself"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_does_not_look_into_the_room_of_another(command: str) -> None:
+    room = PACKAGE / "cli" / command
+    files = sorted(room.glob("*.py")) if room.is_dir() else [room.with_suffix(".py")]
+    for path in files:
+        parts = [name.split(".") for name in imported(path) if name.startswith("tinygpt.cli.")]
+        known = {part[2] for part in parts} & set(COMMANDS)
+        assert known <= {command}, f"{path}: what two commands need stands in cli/ itself"
+
+
+def test_what_the_commands_share_knows_none_of_them() -> None:
+    rooms = tuple(f"tinygpt.cli.{command}" for command in COMMANDS)
+    for path in (PACKAGE / "cli").glob("*.py"):
+        if path.stem not in COMMANDS:
+            assert not any(name.startswith(rooms) for name in imported(path)), path.name
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []], ids=str)

@@ -13,10 +13,10 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from tinygpt.errors import ConfigError, UnsupportedError
+from tinygpt.io.arrays import array_bytes, check_finite
 from tinygpt.io.atomic import new_directory, replacing_file
 from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, Checkpoint
 from tinygpt.io.huggingface.export_family import config_for_hf, name_for_hf
-from tinygpt.io.tinygpt.write import array_bytes, check_finite
 from tinygpt.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, byte_alphabet
 
 _SAFETENSORS_TYPES = {"fp32": ("F32", 4), "fp16": ("F16", 2), "bf16": ("BF16", 2)}

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import mlx.core as mx
-import numpy as np
 
 from tinygpt.errors import CheckpointError
+from tinygpt.io.arrays import FLOAT_NAMES, array_bytes, check_finite
 from tinygpt.io.atomic import replacing_file
-from tinygpt.io.checkpoint import FLOAT_DTYPES, PACKED, check_names, float_dtype
+from tinygpt.io.checkpoint import PACKED, check_names, float_dtype
 from tinygpt.io.tinygpt.body import AFFINE, TABLES
 from tinygpt.io.tinygpt.config import config_to_json
 from tinygpt.io.tinygpt.header import MAGIC, PREFIX, STEP, VERSION_2, VERSION_3
@@ -28,7 +28,6 @@ from tinygpt.models.tensors import tensor_shapes
 
 ALIGNMENT = 64  # bytes: of the body, and of every tensor in a packed one
 _FIXED = PREFIX.size + STEP.size
-_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 _LONGEST = {"bits": 8, "group": 128, "dtype": "fp16", "byteOffset": 2**62}
 
 Part = dict[str, mx.array]  # one tensor: itself, or weight, scales and biases
@@ -132,7 +131,7 @@ class _Writer:
         else:
             self._check_shape(name, shape, arrays[0])
         self._bytes += self._file.write(b"\0" * (-self._bytes % ALIGNMENT))
-        line |= {"dtype": _NAMES[arrays[-1].dtype], "byteOffset": self._bytes}
+        line |= {"dtype": FLOAT_NAMES[arrays[-1].dtype], "byteOffset": self._bytes}
         self._manifest.append(line)
         for array in arrays:
             self._bytes += self._file.write(array_bytes(array))
@@ -142,28 +141,4 @@ class _Writer:
             raise CheckpointError(
                 f"{self._path}: tensor {name} has shape {list(array.shape)}, the configuration "
                 f"makes it {list(shape)}"
-            )
-
-
-def array_bytes(array: mx.array) -> memoryview:
-    """The elements in order, little-endian, without a further copy of a contiguous array."""
-    array = mx.contiguous(array)
-    if array.dtype == mx.bfloat16:
-        array = array.view(mx.uint16)
-    flat: np.ndarray = np.asarray(array).reshape(-1)
-    return flat.view(np.uint8).data
-
-
-def check_finite(path: Path, part: Part) -> None:
-    """Refuse a tensor that holds an infinity or a NaN.
-
-    Raises:
-        CheckpointError: naming the tensor.
-    """
-    for name, array in part.items():
-        if array.dtype != mx.uint32 and not mx.isfinite(array).all().item():
-            kind = _NAMES[array.dtype]
-            hint = "; it may be too large for fp16: --dtype bf16" if kind == "fp16" else ""
-            raise CheckpointError(
-                f"{path}: tensor {name} has a value that is not finite in {kind}{hint}"
             )
