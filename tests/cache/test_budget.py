@@ -166,9 +166,11 @@ def test_sinks_and_first_tokens_take_no_more_than_a_reserved_text(precision: str
         assert more.seen == 60
 
 
-@pytest.mark.parametrize(("precision", "rows"), [("fp16", 1), ("int8", 16)])
-def test_a_step_does_not_unpack_the_whole_cache_at_once(precision: str, rows: int) -> None:
-    """Blocks are made float32 one after another; MLX runs a few operations ahead."""
+@pytest.mark.parametrize(("precision", "rows", "most"), [("fp16", 1, 1.05), ("int8", 16, 0.5)])
+def test_a_step_makes_float32_no_more_than_one_layer_and_a_prefill_only_blocks_of_it(
+    precision: str, rows: int, most: float
+) -> None:
+    """A step's operations must not grow with the text, so one token reads a layer in one piece."""
     tokens = 32768
     layout = CacheLayout((LayerLayout(1, 64, None),))
     cache = fed(CacheSpec(precision), layout, tokens, 2048, reserve=False)
@@ -184,4 +186,4 @@ def test_a_step_does_not_unpack_the_whole_cache_at_once(precision: str, rows: in
         extra.append(mx.get_peak_memory() - before)
         cache.commit()
     whole = 2 * 64 * 4 * tokens  # bytes of all keys and values in float32
-    assert min(extra) <= whole / 2, f"{min(extra)} of {whole} bytes"
+    assert min(extra) <= most * whole, f"{min(extra)} of {whole} bytes"

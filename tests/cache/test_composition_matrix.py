@@ -203,7 +203,8 @@ def test_attending_to_what_was_not_appended_is_refused() -> None:
         layer.attend(mx.zeros((1, 4, 1, 32)), 1.0)
     layer.append(mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32)))
     with pytest.raises(CacheError):
-        layer.attend(mx.zeros((1, 4, 2, 32)), 1.0)
+        layer.attend(mx.zeros((1, 4, 4, 32)), 1.0)
+    assert layer.attend(mx.zeros((1, 4, 2, 32)), 1.0).shape == (1, 4, 2, 32)  # the last two
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -20,7 +20,7 @@ POSITIONS = ("rolling", "absolute")
 SAME = 1e-4
 FAR = 10**8 // 32 * 32  # a token number on a border between groups
 # The same stored numbers at the same positions: what section "budget" of the specification grants.
-EQUAL = 2e-6  # outputs reach 3: a float32 sum in another order, whatever BLAS adds it up
+EQUAL = 4e-6  # outputs reach 3: a float32 sum in another order, whatever BLAS adds it up
 
 GQA = Shape(4, 2, 32)
 ROPE = Rope(10000.0, 32)

@@ -6,10 +6,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tinygpt.ops import backend, blockwise
-from tinygpt.ops.attention import DenseView, PartsView, attend_dense, attend_parts
+from tinygpt.ops import backend
+from tinygpt.ops.attention import DenseView, PartsView, View, attend
 from tinygpt.ops.parts import DensePart, PackedPart, Part
 from tinygpt.ops.quantize import dequantise_k, dequantise_v, quantise_k, quantise_v
+from tinygpt.ops.scoring import Scoring
 
 N, HEADS, DIM = 2, 3, 32
 CLOSE = 2e-5  # float32 sums over 1,100 tokens, outputs of size one
@@ -25,6 +26,14 @@ def draw(*shape: int, seed: int, scale: float = 1.0) -> mx.array:
     return mx.array(values.astype(np.float32))
 
 
+def unasked() -> np.ndarray:
+    raise AssertionError("attention itself does not need the numbers of the tokens")
+
+
+def view_of(parts: list[Part]) -> View:
+    return PartsView(parts, unasked)
+
+
 def parts_of(tokens: int, seed: int) -> list[Part]:
     """Sinks in half precision, packed tokens that some queries see, dense ones more than a block.
 
@@ -38,7 +47,7 @@ def parts_of(tokens: int, seed: int) -> list[Part]:
     mask[: tokens // 2] = False
     keys, values = (draw(N, 64, DIM, seed=seed + i, scale=3) for i in (3, 4))
     packed = PackedPart(quantise_k(keys, 32, 8), quantise_v(values, 32, 8), mx.array(mask))
-    length = blockwise.KEPT + 517
+    length = backend.CPU_SIZES.kept + 517
     seen = np.arange(length) <= length - tokens + np.arange(tokens)[:, None]
     dense = DensePart(*(draw(N, length, DIM, seed=seed + i) for i in (5, 6)), mx.array(seen))
     return [sink, packed, dense]
@@ -73,7 +82,7 @@ def exact(
 def test_parts_give_one_exact_softmax(tokens: int, softcap: float | None, scale: float) -> None:
     queries, turned = (draw(N, HEADS, tokens, DIM, seed=seed, scale=scale) for seed in (7, 8))
     parts = parts_of(tokens, 10)
-    got = attend_parts(queries, turned, PartsView(parts), softcap)
+    got, _ = attend(queries, turned, view_of(parts), Scoring(softcap))
     wanted = exact(queries, turned, parts, softcap)
     size = float(np.abs(wanted).max())
     np.testing.assert_allclose(np.array(got), wanted, atol=CLOSE * size * max(1, scale))
@@ -87,7 +96,7 @@ def test_a_dense_view_is_causal(tokens: int, before: int) -> None:
     queries = draw(N, HEADS, tokens, DIM, seed=3, scale=0.3)
     seen = np.arange(length) <= before + np.arange(tokens)[:, None]
     wanted = exact(queries, queries, [DensePart(keys, values, mx.array(seen))], None)
-    got = attend_dense(queries, DenseView(keys, values))
+    got, _ = attend(queries, queries, DenseView(keys, values, unasked))
     np.testing.assert_allclose(np.array(got), wanted, atol=CLOSE)
 
 
@@ -95,6 +104,6 @@ def test_nan_in_what_a_query_sees_is_not_hidden() -> None:
     keys, values = draw(N, 600, DIM, seed=1), draw(N, 600, DIM, seed=2)
     keys[0, 550, 0] = float("nan")
     queries = draw(N, HEADS, 40, DIM, seed=3)
-    got = np.array(attend_parts(queries, queries, PartsView([DensePart(keys, values)])))
+    got = np.array(attend(queries, queries, view_of([DensePart(keys, values)]))[0])
     assert np.isnan(got[0]).all()
     assert np.isfinite(got[1]).all()

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import mlx.core as mx
 
 from tinygpt.cache.eviction.base import Eviction
 from tinygpt.cache.eviction.keep_all import KeepAll
 from tinygpt.cache.eviction.streaming import StreamingLLM
-from tinygpt.cache.layer_cache import LayerCache
+from tinygpt.cache.layer_cache import LayerCache, LayerState
 from tinygpt.cache.layout import CacheLayout, LayerLayout
 from tinygpt.cache.spec import CacheSpec
 from tinygpt.cache.step import Timeline
 from tinygpt.cache.storage.base import Storage
 from tinygpt.cache.storage.dense import Dense
-from tinygpt.cache.storage.kivi import KIVI, KIVIOptions
+from tinygpt.cache.storage.kivi import KIVI, KIVISizes
 from tinygpt.errors import CacheError, ConfigError
 
 DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """What a cache holds: the first token's position, how many were seen, and each layer's arrays.
+
+    `most_seen` counts undone tokens too, `least_seen` is how far an undo could go back.
+    """
+
+    start: int
+    seen: int
+    most_seen: int
+    least_seen: int
+    layers: tuple[LayerState, ...]
 
 
 class KVCache:
@@ -49,7 +66,7 @@ class KVCache:
             timeline = timelines.setdefault(kind, Timeline(layer.rope, eviction))
             storage = storage_of(self.spec, layer, eviction, self.layout)
             self.layers.append(LayerCache(timeline, storage, layer, self.layout.dtype))
-        self._most_seen = 0
+        self._most_seen = self._least_seen = 0
         if self._reserved is not None:
             self.reserve(self._reserved)
 
@@ -81,9 +98,12 @@ class KVCache:
             layer.commit()
         self._most_seen = max(self._most_seen, self.seen)
 
-    def reserve(self, tokens: int) -> None:
-        """Expect at most `tokens` ≥ 1 in all: buffers grow no further than these need."""
-        self._reserved = max(1, tokens)
+    def reserve(self, tokens: int | None) -> None:
+        """Expect at most `tokens` in all: buffers grow no further than these need. None: no limit.
+
+        It is a forecast: more tokens are taken as well.
+        """
+        self._reserved = None if tokens is None else max(1, tokens)
         for layer in self.layers:
             layer.reserve(self._reserved)
 
@@ -95,13 +115,64 @@ class KVCache:
         """
         self.commit()
         left = self.spec.slack - (self._most_seen - self.seen)
-        if not 0 <= tokens <= min(left, self.seen):
+        left = min(left, self.seen - self._least_seen)
+        if not 0 <= tokens <= left:
             raise CacheError(
                 f"cannot undo {tokens} tokens: {self.seen} were seen and the cache keeps what "
                 f"{self.spec.slack} undone tokens need (slack), of which {left} are left"
             )
         for layer in self.layers:
             layer.undo(tokens)
+
+    def hold(self, held: bool) -> None:
+        """While `held`, no storage packs: tokens wait in half precision until it ends."""
+        for layer in self.layers:
+            layer.hold(held)
+
+    def keep(self, chosen: Sequence[mx.array]) -> None:
+        """Keep in each layer only the `chosen` tokens [B, H_kv, m]; see `LayerCache.keep`.
+
+        Raises:
+            CacheError: there is not one array for each layer, or a layer refuses its own.
+        """
+        self.commit()
+        if len(chosen) != len(self.layers):
+            raise CacheError(f"{len(chosen)} choices for {len(self.layers)} layers; give one each")
+        for layer, of_layer in zip(self.layers, chosen, strict=True):
+            layer.keep(of_layer)
+        self._least_seen = self.seen  # what was dropped cannot come back
+
+    def state(self) -> CacheState:
+        """All that is stored, exactly. The arrays are the cache's own: do not write to them."""
+        return CacheState(
+            self.start,
+            self.seen,
+            self._most_seen,
+            self._least_seen,
+            tuple(layer.state() for layer in self.layers),
+        )
+
+    def load(self, state: CacheState) -> None:
+        """Go on exactly where the cache of `state`, of the same spec and layout, stood.
+
+        Raises:
+            CacheError: the state is of a cache with another number of layers.
+        """
+        if len(state.layers) != len(self.layers):
+            raise CacheError(
+                f"the state is of {len(state.layers)} layers, this cache has {len(self.layers)}"
+            )
+        self.reset(state.start)
+        for layer, of_layer in zip(self.layers, state.layers, strict=True):
+            layer.load(of_layer, state.seen, state.most_seen)
+        self._most_seen, self._least_seen = state.most_seen, state.least_seen
+
+    def fork(self) -> KVCache:
+        """A cache that goes on from here by itself; it shares a buffer until one writes to it."""
+        other = KVCache(self.spec, self.layout, start=self.start)
+        other.load(self.state())
+        other.reserve(self._reserved)
+        return other
 
     def evaluated(self) -> list[mx.array]:
         """The arrays to evaluate so that no graph is left hanging on the cache."""
@@ -133,16 +204,16 @@ def storage_of(
     if spec.bits is None:
         dtype = DTYPES.get(spec.precision, layout.dtype)
         fused = dtype == layout.dtype and layer.softcap is None
-        return Dense(eviction, layer.head_dim, dtype, slack=spec.slack, fused=fused)
+        return Dense(eviction, layer, dtype, slack=spec.slack, fused=fused)
     if eviction.window is not None:
         spec.check_window(eviction.window, "the window of a layer,")
-    options = KIVIOptions(
+    options = KIVISizes(
         bits=spec.bits,
         group=spec.group,
-        value_group=spec.value_group(layer.head_dim),
+        value_group=spec.value_group(layer.value_width),
         residual=spec.residual_for(eviction.window),
         first=max(eviction.sink, spec.first_fp),
         half=layout.half,
         slack=spec.slack,
     )
-    return KIVI(eviction, layer.head_dim, options)
+    return KIVI(eviction, layer, options)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
 
 from tinygpt.cache.eviction.base import Eviction
+from tinygpt.cache.slots import Slots
+from tinygpt.ops.backend import on_cpu
 from tinygpt.ops.rope import RopeConfig, Rotation, rotate, rotation
 
 
@@ -22,10 +24,12 @@ class Step:
 
     first: int
     count: int
-    own: Rotation | None
-    from_sinks: Rotation | None
-    _masks: dict[object, mx.array | None] = field(default_factory=dict)
-    _matrices: dict[object, mx.array] = field(default_factory=dict)
+    eviction: Eviction
+    own: Rotation | None = None
+    from_sinks: Rotation | None = None
+    _masks: dict[Hashable, mx.array | None] = field(default_factory=dict)
+    _matrices: dict[Hashable, mx.array] = field(default_factory=dict)
+    _shifted: dict[int, Step] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -37,37 +41,66 @@ class Step:
         """The token numbers `[T]`."""
         return np.arange(self.first, self.end)
 
-    def mask(self, name: object, build: Callable[[], np.ndarray]) -> mx.array | None:
-        """The boolean mask `[T, n]` that `build` gives, made once for all layers; None if all True.
+    def mask(self, build: Callable[..., np.ndarray | None], *about: Hashable) -> mx.array | None:
+        """The boolean mask `[T, n]` that `build(self, *about)` gives; None where all is True.
 
-        `name` must tell apart all masks of one step.
+        It is made once for all layers. `build` is a module's function and sees nothing but its
+        arguments, so they are the key: layers that ask for different masks cannot share one.
         """
-        if name not in self._masks:
-            mask = build()
-            self._masks[name] = None if mask.all() else mx.array(mask)
-        return self._masks[name]
+        key = (build, *about)
+        if key not in self._masks:
+            mask = build(self, *about)
+            self._masks[key] = None if mask is None or mask.all() else mx.array(mask)
+        return self._masks[key]
+
+    def shifted(self, by: int) -> Step:
+        """The same step for a storage that counts `by` tokens fewer; it has masks of its own."""
+        if not by:
+            return self
+        if by not in self._shifted:
+            self._shifted[by] = Step(self.first - by, self.count, self.eviction)
+        return self._shifted[by]
 
     def rotate_keys(self, keys: mx.array) -> mx.array:
         """`keys` [..., T, D] at their positions."""
         return keys if self.own is None else self._rotate(keys, self.own)
 
     def rotate_queries(self, queries: mx.array) -> tuple[mx.array, mx.array]:
-        """`queries` [..., T, D] as the window sees them, and as the sinks do."""
-        turned = self.rotate_keys(queries)
-        return turned, turned if self.from_sinks is None else self._rotate(queries, self.from_sinks)
+        """`queries` [..., t, D] of the last t ≤ T tokens, as the window and as the sinks see them.
 
-    def _rotate(self, x: mx.array, by: Rotation) -> mx.array:
-        """One token is rotated by one product with a matrix that all layers share.
+        The two are one object where they are the same.
+        """
+        skip = self.count - queries.shape[-2]
+        turned = queries if self.own is None else self._rotate(queries, self.own, skip)
+        if self.from_sinks is None:
+            return turned, turned
+        return turned, self._rotate(queries, self.from_sinks, skip)
+
+    def _rotate(self, x: mx.array, by: Rotation, skip: int = 0) -> mx.array:
+        """One token is rotated by one product with a matrix that all layers share: on a CPU.
 
         The element-wise form takes nine operations a layer, which cost more than their arithmetic.
+        On a GPU a product may be computed in TF32, 5e-4 from the element-wise form of a prefill; a
+        key must not depend on how it came, so there both are element-wise.
         """
-        if self.count > 1:
-            return rotate(x, by)
+        if self.count > 1 or not on_cpu():
+            return rotate(x, by.later(skip))
         name = id(by), x.shape[-1]
         if name not in self._matrices:
             basis = mx.eye(x.shape[-1])[:, None]  # [D, 1, D]
-            self._matrices[name] = rotate(basis, by)[:, 0]
+            self._matrices[name] = rotate(basis, by)[:, 0]  # [D, D]
         return x.astype(mx.float32) @ self._matrices[name]
+
+
+def visible(step: Step, slots: Slots) -> np.ndarray | None:
+    """`[T, n]`: which of the tokens in `slots` each query of `step` sees; None for all.
+
+    For `Step.mask`. What can be told from the ends alone costs the same however many slots.
+    """
+    span = slots.span
+    if span is not None and step.eviction.sees(step.first, step.end, *span):
+        return None
+    return step.eviction.visible(step.numbers, slots.numbers())
 
 
 class Timeline:
@@ -94,10 +127,10 @@ class Timeline:
 
     def _make(self, first: int, count: int) -> Step:
         if self._rope is None:
-            return Step(first, count, None, None)
+            return Step(first, count, self._eviction)
         numbers = np.arange(first, first + count)
         own = rotation(self._rope, numbers)
         from_sinks = self._eviction.sink_positions(numbers)
         if from_sinks is None or (from_sinks == numbers).all():
-            return Step(first, count, own, None)
-        return Step(first, count, own, rotation(self._rope, from_sinks))
+            return Step(first, count, self._eviction, own)
+        return Step(first, count, self._eviction, own, rotation(self._rope, from_sinks))

@@ -7,6 +7,7 @@ back is the nearest value the stored form can express.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -34,6 +35,11 @@ class Packed:
     def nbytes(self) -> int:
         """Bytes of the three arrays."""
         return int(self.words.nbytes + self.scales.nbytes + self.zeros.nbytes)
+
+    def each(self, change: Callable[[mx.array], mx.array]) -> Packed:
+        """The same with each of the three arrays changed."""
+        words, scales, zeros = (change(array) for array in (self.words, self.scales, self.zeros))
+        return Packed(words, scales, zeros, self.group, self.bits)
 
 
 def quantise_affine(x: mx.array, group: int, bits: int) -> Packed:

@@ -88,6 +88,10 @@ class Rotation:
     sin: mx.array
     traditional: bool
 
+    def later(self, skip: int) -> Rotation:
+        """The same without the first `skip` positions."""
+        return Rotation(self.cos[skip:], self.sin[skip:], self.traditional) if skip else self
+
 
 def rotation(rope: RopeConfig, positions: np.ndarray) -> Rotation:
     """The rotation for integer `positions` [T], exact at any distance from zero."""

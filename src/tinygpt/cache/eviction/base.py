@@ -29,6 +29,13 @@ class Eviction(Protocol):
         """Boolean `[T, n]`: which `tokens` [n] each of the `queries` [T] sees; −1 is no token."""
         ...
 
+    def sees(self, first: int, end: int, low: int, high: int) -> bool:
+        """Whether each of the queries `first` … `end − 1` sees all tokens `low` … `high − 1`.
+
+        As `visible`, from the ends alone.
+        """
+        ...
+
     def sink_positions(self, queries: np.ndarray) -> np.ndarray | None:
         """Positions `[T]` of the queries as their sinks see them; None: their own numbers."""
         ...

@@ -19,6 +19,10 @@ class KeepAll:
         """See `Eviction`."""
         return np.asarray((tokens >= 0) & (tokens <= queries[:, None]))
 
+    def sees(self, first: int, end: int, low: int, high: int) -> bool:
+        """See `Eviction`."""
+        return high <= first + 1
+
     def sink_positions(self, queries: np.ndarray) -> np.ndarray | None:
         """See `Eviction`."""
         return None

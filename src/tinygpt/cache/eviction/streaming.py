@@ -32,6 +32,11 @@ class StreamingLLM:
         recent = (tokens < self.sink) | (at - tokens < self.window)
         return np.asarray((tokens >= 0) & (tokens <= at) & recent)
 
+    def sees(self, first: int, end: int, low: int, high: int) -> bool:
+        """See `Eviction`."""
+        is_recent = end - 1 - max(low, self.sink) < self.window
+        return high <= first + 1 and (high <= self.sink or is_recent)
+
     def sink_positions(self, queries: np.ndarray) -> np.ndarray | None:
         """See `Eviction`."""
         return np.minimum(queries, self.held - 1) if self.rolling and self.sink else None
