@@ -1,36 +1,64 @@
 #!/usr/bin/env bash
-# Installs tinygpt and what its tests need into .venv. A second run installs nothing.
+# Installs tinygpt into .venv, with what its tests, checks and comparisons need.
+#   scripts/setup.sh             everything
+#   scripts/setup.sh --runtime   only what a run needs
+# A second run installs nothing, and a run after --runtime adds what is missing.
 # PYTHON names the interpreter (python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 base=${PYTHON:-python3}
 python=.venv/bin/python
+runtime=.venv/runtime everything=.venv/installed # say for what the packages were installed
 
 say() { echo "setup.sh: $*" >&2; }
 
-install_python_packages() {
-    # Reinstalled only when pyproject.toml or the interpreter has changed since the last time.
-    local stamp=.venv/installed wanted
-    wanted=$("$base" --version; cksum pyproject.toml)
-    if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
-        return
-    fi
+case "$*" in
+    "") goal=$everything ;;
+    --runtime) goal=$runtime ;;
+    *)
+        say "it takes --runtime or nothing, not: $*"
+        exit 2
+        ;;
+esac
+
+is_current() { # one of these stamps is of this pyproject.toml and this interpreter
+    local stamp
+    [ -x "$python" ] || return 1
+    for stamp; do
+        [ "$(cat "$stamp" 2> /dev/null)" != "$wanted" ] || return 0
+    done
+    return 1
+}
+
+make_environment() {
     if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
         say "tinygpt needs Python 3.10 or newer, and $base is $("$base" --version)"
         exit 1
     fi
-    say "setting up .venv, once; this takes a minute or two"
     "$base" -m venv --clear .venv || {
         say "no virtual environment; on Debian: apt-get install python3-venv"
         exit 1
     }
-    "$python" -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+}
+
+pip_install() { "$python" -m pip install --quiet --disable-pip-version-check -e "$1"; }
+
+install_tools() {
+    pip_install '.[dev]'
     if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        "$python" -m pip install --quiet --disable-pip-version-check -e '.[oracle]' ||
+        pip_install '.[oracle]' ||
             say "mlx-lm could not be installed: the tests that compare with it are skipped"
     fi
-    echo "$wanted" > "$stamp"
+}
+
+install_python_packages() {
+    wanted=$("$base" --version; cksum pyproject.toml)
+    ! is_current "$goal" "$everything" || return 0
+    say "setting up .venv, once; this takes a minute or two"
+    is_current "$runtime" || make_environment
+    if [ "$goal" = "$runtime" ]; then pip_install .; else install_tools; fi
+    echo "$wanted" > "$goal"
 }
 
 install_blas() {
