@@ -140,8 +140,8 @@ class LayerCache:
         wanted = self._batch, self._layout.kv_heads
         if tuple(chosen.shape[:2]) != wanted or not 1 <= chosen.shape[-1] <= self.seen:
             raise CacheError(
-                f"chosen is {tuple(chosen.shape)}; it must be [{wanted[0]}, {wanted[1]}, m], m from "
-                f"1 to {self.seen}"
+                f"chosen is {tuple(chosen.shape)}; it must be [{wanted[0]}, {wanted[1]}, m], "
+                f"m from 1 to {self.seen}"
             )
         if self._dropped or self._layout.window is not None or not self._storage.holds_all:
             raise CacheError("a choice needs a cache that still holds every token, unpacked")
