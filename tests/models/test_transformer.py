@@ -84,14 +84,14 @@ def test_sequences_of_a_batch_do_not_see_each_other() -> None:
     model = small_model("rope gqa").build()
     rng = np.random.default_rng(3)
     rows = rng.integers(0, 61, (3, 90))
-    for spec in (CacheSpec(), CacheSpec("int8", window=40)):
+    # Products of three rows and of one may differ by 1e-7, which now and then moves a key over the
+    # border between two codes: measured up to 1.4e-4, where another row's text would give 1.
+    for spec, bound in ((CacheSpec(), TOLERANCE), (CacheSpec("int8", window=40), 1e-3)):
         cache = KVCache(spec, model.cache_layout())
         pieces = [model(mx.array(rows[:, at : at + 30]), cache) for at in (0, 30, 60)]
         together = np.array(mx.concatenate(pieces, axis=1))
         for row, logits in zip(rows, together, strict=True):
-            np.testing.assert_allclose(
-                logits, cached(model, row.tolist(), 30, spec), atol=TOLERANCE
-            )
+            np.testing.assert_allclose(logits, cached(model, row.tolist(), 30, spec), atol=bound)
 
 
 def test_one_token_outside_the_windows_of_all_layers_changes_nothing() -> None:
