@@ -79,7 +79,7 @@ class Side:
         mx.synchronize()  # the next token is under way: it must not run in the other's turn
 
 
-class Race:
+class Sides:
     """Both programs on one model, and everything that is measured of them."""
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -212,14 +212,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     given = parser().parse_args()
-    race = Race(given)
-    content = {"configuration": configuration(given, race.model)}
+    sides = Sides(given)
+    content = {"configuration": configuration(given, sides.model)}
     rate = bandwidth()
     rows: list[dict[str, Any]] = []
     content["decode"] = rows
     for length in given.lengths:
         for name in given.cache:
-            row = race.pair(name, length)
+            row = sides.pair(name, length)
             rows.append(row)
             ours, theirs = row["tinygpt"], row["mlx_lm"]
             print(
@@ -233,7 +233,7 @@ def main() -> None:
             given.json.write_text(json.dumps(content, indent=2) + "\n")
     content["bandwidth"] = rate = max(rate, bandwidth())
     for row in rows:
-        read = decode_floor(weight_bytes(race.model), row["tinygpt"]["bytes"], rate)
+        read = decode_floor(weight_bytes(sides.model), row["tinygpt"]["bytes"], rate)
         row["tinygpt"]["floor_seconds"] = read
     if given.start_ups:
         content["start_up_seconds"] = start_up(given.model, given.start_ups)

@@ -20,7 +20,7 @@ import tinygpt  # before MLX: it brings the BLAS
 import mlx.core as mx
 
 from tinygpt.cache import CacheSpec, KVCache
-from tinygpt.generate import Feed
+from tinygpt.engine import Engine
 
 CHUNKS = (64, 128, 256, 512, 1024)
 CACHES = {
@@ -38,7 +38,7 @@ def measure(model: object, spec: CacheSpec, ids: list[int], chunk: int) -> tuple
     mx.reset_peak_memory()
     start = time.process_time()
     cache = KVCache(spec, model.cache_layout())  # type: ignore[attr-defined]
-    mx.eval(Feed(model, cache, chunk).prefill(ids, lambda done: None))  # type: ignore[arg-type]
+    Engine(model, [cache], chunk=chunk).feed([ids], last=1)  # type: ignore[arg-type]
     return time.process_time() - start, (mx.get_peak_memory() - before) / 1e6
 
 

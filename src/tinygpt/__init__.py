@@ -11,6 +11,7 @@ from tinygpt.blas import preload
 
 if TYPE_CHECKING:
     from tinygpt.cache import CacheSpec, KVCache
+    from tinygpt.engine import Engine
     from tinygpt.errors import TinyGPTError
     from tinygpt.generate import Generation
     from tinygpt.io.load import load
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CacheSpec": "cache",
+    "Engine": "engine",
     "Generation": "generate",
     "KVCache": "cache",
     "Sampler": "sampling",
@@ -30,6 +32,7 @@ _HOMES = {
 
 __all__ = [
     "CacheSpec",
+    "Engine",
     "Generation",
     "KVCache",
     "Sampler",

@@ -1,10 +1,9 @@
-"""From prompt ids to new ids. The one place that evaluates the graph; it knows no text."""
+"""From prompt ids to new ids. It knows no text."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -12,88 +11,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from tinygpt.cache import KVCache
-from tinygpt.cache.spec import PREFILL_CHUNK
+from tinygpt.engine import Engine
 from tinygpt.errors import ConfigError, GenerationError
-from tinygpt.models.transformer import Transformer
+from tinygpt.models.transformer import Transformer, check_ids
 
 _NOT_FINITE = -1  # what the sampler's token is replaced by, so that one read tells both
-
-
-class Feed:
-    """Feeds tokens to a model through a cache, past the end of learned positions too.
-
-    With learned positions and a window, the token that would need position `context` finds the
-    cache emptied and refilled from position 0: the sinks, then the last ⌊(C − S)/2⌋ tokens, C being
-    the cap S + W. When that happens depends on the number of tokens alone. `seen` counts every
-    token that was fed once, in whatever chunks.
-    """
-
-    def __init__(self, model: Transformer, cache: KVCache, chunk: int) -> None:
-        self.model, self.cache, self._chunk = model, cache, chunk
-        self.seen = 0
-        spec, config = cache.spec, model.config
-        self._context = config.context if config.rope is None else None
-        self._restarts = self._context is not None and spec.held is not None
-        kept = 0
-        if self._context is not None and spec.held is not None:
-            if spec.sinks >= self._context:
-                raise ConfigError(
-                    f"{spec.sinks} sinks leave no room in {self._context} learned positions"
-                )
-            kept = (min(spec.held, self._context) - spec.sinks) // 2
-        self._sinks: list[int] = []
-        self._recent: deque[int] = deque(maxlen=kept)
-
-    @property
-    def room(self) -> int | None:
-        """How many more tokens fit; None where there is no end."""
-        if self._context is None or self._restarts:
-            return None
-        return self._context - self.cache.position
-
-    def remember(self, ids: Sequence[int]) -> None:
-        """Tokens that were fed, in order, now that the host knows them. A restart needs them."""
-        if self._restarts:
-            self._sinks += ids[: self.cache.spec.sinks - len(self._sinks)]
-            self._recent.extend(ids)
-
-    def prefill(self, ids: Sequence[int], report: Callable[[int], None]) -> mx.array:
-        """Logits [V] after `ids`, at least one; `report` is told how many are done."""
-        done = 0
-        while True:
-            count = min(self._chunk, self._until_restart(), len(ids) - done)
-            piece = ids[done : done + count]
-            logits = self._forward(mx.array([piece], dtype=mx.int32))
-            self.remember(piece)
-            done += count
-            mx.eval(self.cache.evaluated())
-            report(done)
-            if done == len(ids):
-                return logits
-
-    def step(self, token: mx.array) -> mx.array:
-        """Logits [V], not evaluated, after one more `token` (a scalar that may be lazy)."""
-        self._until_restart()
-        return self._forward(token.reshape(1, 1))
-
-    def _until_restart(self) -> int:
-        """How many tokens can be fed before a restart, which is made if that would be none."""
-        if not self._restarts or self._context is None:
-            return self._chunk
-        if self.cache.position == self._context:
-            self._restart()
-        return self._context - self.cache.position
-
-    def _restart(self) -> None:
-        self.cache.reset()
-        again = [*self._sinks, *self._recent]
-        for start in range(0, len(again), self._chunk):
-            self.model(mx.array([again[start : start + self._chunk]]), self.cache, last=1)
-            mx.eval(self.cache.evaluated())
-
-    def _forward(self, ids: mx.array) -> mx.array:
-        self.seen += ids.shape[1]
-        return self.model(ids, self.cache, last=1)[0, -1]
 
 
 class Generation:
@@ -102,8 +24,12 @@ class Generation:
     `tokens` None is unlimited. A token in `stop_ids` ends the text and is not yielded. Token n + 1
     is launched before token n is yielded. `finish_reason` is "length", "stop" or "context".
 
+    A used cache goes on with its text: all that was yielded, a stop token too, then `prompt_ids`.
+    `prefill_chunk` None is what suits the device.
+
     Raises:
-        ConfigError: an empty prompt, or one longer than the model's learned positions.
+        ConfigError: an empty prompt, one longer than the model's learned positions, or with an id
+            that is not in the vocabulary.
         GenerationError: while iterating, logits that are not finite.
     """
 
@@ -116,32 +42,35 @@ class Generation:
         *,
         tokens: int | None,
         stop_ids: frozenset[int] = frozenset(),
-        prefill_chunk: int = PREFILL_CHUNK,
+        prefill_chunk: int | None = None,
         on_prefill: Callable[[int], None] | None = None,
     ) -> None:
-        self._feed = Feed(model, cache, prefill_chunk)
-        check_prompt(len(prompt_ids), self._feed.room)
-        self._prompt, self._sampler = prompt_ids, sampler
+        self._engine = Engine(model, [cache], chunk=prefill_chunk)
+        self._text = cache.text
+        check_ids(prompt_ids, model.config.vocab_size)
+        check_prompt(len(self._text.unfed) + len(prompt_ids), self._engine.room)
+        self._cache, self._prompt, self._sampler = cache, prompt_ids, sampler
+        self._first = cache.total + len(self._text.unfed) + len(prompt_ids)
         self._tokens, self._stop_ids = tokens, stop_ids
         self._on_prefill = on_prefill or (lambda done: None)
         self.finish_reason: str | None = None
         self.prefill_tokens = self.decode_tokens = 0
         self.prefill_seconds = self.decode_seconds = self._started = 0.0
         if tokens is not None:
-            cache.reserve(len(prompt_ids) + tokens)
+            self._engine.expect([len(prompt_ids) + tokens])
 
     @property
     def seen(self) -> int:
-        """Tokens that went through the cache, also before a restart."""
-        return self._feed.seen
+        """Tokens of the text that went through the cache, also before a restart."""
+        return self._cache.total
 
     def __iter__(self) -> Iterator[int]:
         if self._tokens == 0:
             self.finish_reason = "length"
             return
         self._started = time.perf_counter()
-        logits = self._feed.prefill(self._prompt, self._prefilled)
-        token = self._sample(logits)
+        logits = self._engine.feed([self._prompt], last=1, report=self._prefilled)[0][-1]
+        token = self._choose(logits)
         self.prefill_seconds = time.perf_counter() - self._started
         start = time.perf_counter()
         for count in itertools.count(1):
@@ -149,15 +78,17 @@ class Generation:
             value = int(token.item())  # type: ignore[arg-type]
             self._check(value, count)
             self.decode_seconds = time.perf_counter() - start
+            if following is None:
+                self._text.unfed.append(value)
             if value in self._stop_ids:
                 self.finish_reason = "stop"
                 return
             self.decode_tokens = count
-            self._feed.remember([value])
+            if following is not None:
+                token = self._choose(following)
             yield value
             if following is None:
                 return
-            token = following
 
     def _prefilled(self, done: int) -> None:
         self.prefill_tokens = done
@@ -165,16 +96,17 @@ class Generation:
         self._on_prefill(done)
 
     def _launch(self, token: mx.array, count: int) -> mx.array | None:
-        """Start computing the token after `token`, which is the `count`-th; None at the end."""
+        """Start computing the logits [V] after `token`, the `count`-th; None at the end."""
         if count == self._tokens:
             self.finish_reason = "length"
             return None
-        if self._feed.room == 0:
+        if self._engine.room == 0:
             self.finish_reason = "context"
             return None
-        return self._sample(self._feed.step(token))
+        return self._engine.launch(token.reshape(1))[0]
 
-    def _sample(self, logits: mx.array) -> mx.array:
+    def _choose(self, logits: mx.array) -> mx.array:
+        """A token drawn from `logits` [V], on its way; _NOT_FINITE if they are not."""
         token = self._sampler(logits)
         token = mx.where(mx.isfinite(logits).all(), token.astype(mx.int32), _NOT_FINITE)
         mx.async_eval(token)
@@ -182,7 +114,7 @@ class Generation:
 
     def _check(self, value: int, count: int) -> None:
         if value == _NOT_FINITE:
-            bad = first_not_finite(self._feed.model)
+            bad = first_not_finite(self._engine.model)
             reason = (
                 f"tensor {bad} is not finite; get the file again"
                 if bad
@@ -190,7 +122,7 @@ class Generation:
                 "of the cache's; try --kv-quantize fp32 or --weights-dtype fp32"
             )
             raise GenerationError(
-                f"the logits for token {count} (position {len(self._prompt) + count - 1}) are not "
+                f"the logits for token {count} (position {self._first + count - 1}) are not "
                 f"finite, so no token can be drawn: {reason}"
             )
 
@@ -210,6 +142,6 @@ def check_prompt(count: int, room: int | None) -> None:
         raise ConfigError("the prompt has no tokens; give at least one, for instance BOS")
     if room is not None and count > room:
         raise ConfigError(
-            f"the prompt has {count} tokens, this model {room} learned positions: bound the cache "
-            "with --streaming-llm-sink and --streaming-llm-window, or shorten the prompt"
+            f"the prompt has {count} tokens, this model room for {room} in its learned positions: "
+            "bound the cache with --streaming-llm-sink and --streaming-llm-window, or shorten it"
         )

@@ -1,8 +1,9 @@
-"""How much memory this process may still take. Asks the operating system, never MLX."""
+"""How much memory this process took and may still take. Asks the operating system, never MLX."""
 
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,12 @@ from pathlib import Path
 MEMINFO = Path("/proc/meminfo")
 CGROUP_V2 = Path("/sys/fs/cgroup")
 CGROUP_V1 = Path("/sys/fs/cgroup/memory")
+
+
+def peak_memory() -> int:
+    """Bytes that this process held at most, weights, buffers and Python together."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, kilobytes elsewhere
 
 
 def free_memory() -> int | None:

@@ -9,7 +9,7 @@ import mlx.core as mx
 from tinygpt.cache import CacheSpec, KVCache
 from tinygpt.errors import ConfigError, GenerationError
 from tinygpt.generate import Generation, check_prompt, first_not_finite
-from tinygpt.models.transformer import Transformer
+from tinygpt.models.transformer import Transformer, check_ids
 
 
 class UncachedGeneration:
@@ -36,6 +36,7 @@ class UncachedGeneration:
         self._ids = list(prompt_ids)
         self._tokens, self._stop_ids, self._on_prefill = tokens, stop_ids, on_prefill
         self._context = model.config.context if model.config.rope is None else None
+        check_ids(self._ids, model.config.vocab_size)
         check_uncached_prompt(len(self._ids), self._context)
         self.finish_reason: str | None = None
         self.prefill_tokens = self.decode_tokens = 0

@@ -11,10 +11,10 @@ import pytest
 from oracles import numpy_decoder
 from oracles.small_models import SmallModel, small_model
 from tinygpt.cache import CacheSpec, KVCache
+from tinygpt.engine import Engine
 from tinygpt.errors import GenerationError
-from tinygpt.evaluate.quality import Contestant, Quality, Text, contestant
+from tinygpt.evaluate.quality import Candidate, Quality, Text, candidate
 from tinygpt.evaluate.summary import Result
-from tinygpt.generate import Feed
 from tinygpt.models.transformer import Transformer
 
 VOCAB = 61  # of the small models
@@ -41,8 +41,8 @@ def text(length: int, seed: int = 0) -> Text:
 def evaluate(
     model: Transformer, spec: CacheSpec, *texts: Text, chunk: int = 256, batch: int = 1
 ) -> Result:
-    reference = contestant(model, "full", CacheSpec())
-    quality = Quality([contestant(model, "it", spec)], reference, chunk=chunk, batch=batch)
+    reference = candidate(model, "full", CacheSpec())
+    quality = Quality([candidate(model, "it", spec)], reference, chunk=chunk, batch=batch)
     quality.run(texts, lambda fed: None)
     return quality.results[0]
 
@@ -54,12 +54,9 @@ def oracle_log_probabilities(small: SmallModel, ids: tuple[int, ...]) -> np.ndar
 
 
 def stepwise_logits(model: Transformer, spec: CacheSpec, ids: tuple[int, ...]) -> np.ndarray:
-    """What `sample` computes: one token at a time through the generation loop's own feed."""
-    feed, rows = Feed(model, KVCache(spec, model.cache_layout()), 1), []
-    for token in ids:
-        rows.append(np.array(feed.step(mx.array(token))))
-        feed.remember([token])
-    return np.array(rows)
+    """What `sample` computes: one token at a time, launched before the next is known."""
+    engine = Engine(model, [KVCache(spec, model.cache_layout())])
+    return np.array([np.array(engine.launch(mx.array([token]))[0]) for token in ids])
 
 
 @pytest.mark.parametrize("kind", ["mha", "rope gqa", "untied", "sliding"])
@@ -190,8 +187,8 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_position() -> No
 
 def test_a_result_can_be_asked_for_in_the_middle() -> None:
     model = small_model("mha").build()
-    full: Contestant = contestant(model, "full", CacheSpec())
-    other = contestant(model, "int8", CacheSpec("int8"))
+    full: Candidate = candidate(model, "full", CacheSpec())
+    other = candidate(model, "int8", CacheSpec("int8"))
     quality = Quality([full, other], full, chunk=16, batch=1)
 
     def stop(fed: int) -> None:
@@ -209,7 +206,7 @@ def test_a_result_can_be_asked_for_in_the_middle() -> None:
 
 def test_a_run_may_stop_between_two_caches_of_one_chunk() -> None:
     model = small_model("mha").build()
-    ones = [contestant(model, name, CacheSpec(name)) for name in ("full", "int8")]
+    ones = [candidate(model, name, CacheSpec(name)) for name in ("full", "int8")]
     quality = Quality(ones, ones[0], chunk=16, batch=1)
 
     def stop(fed: int) -> None:
@@ -223,9 +220,9 @@ def test_a_run_may_stop_between_two_caches_of_one_chunk() -> None:
 
 def test_caches_in_lockstep_have_the_figures_that_each_has_alone() -> None:
     model = small_model("gqa").build()
-    full = contestant(model, "full", CacheSpec())
+    full = candidate(model, "full", CacheSpec())
     names = ("full", "int8", "int4 bounded", "window")
-    ones = [full, *(contestant(model, name, SPECS[name]) for name in names[1:])]
+    ones = [full, *(candidate(model, name, SPECS[name]) for name in names[1:])]
     texts = text(90), text(130, seed=1)
     together = Quality(ones, full, chunk=32, batch=2)
     together.run(texts, lambda fed: None)

@@ -9,11 +9,11 @@ import pytest
 from oracles.small_models import small_model
 from tinygpt.cache import CacheSpec
 from tinygpt.evaluate import roofline
-from tinygpt.evaluate.bench import Ours, Race, Timing, pairs, run_races, summarise
+from tinygpt.evaluate.bench import Case, Ours, Timing, pairs, run_cases, summarise
 
 
 class Scripted:
-    """A racer that takes as long as it is told, run after run, and notes who ran when."""
+    """A program that takes as long as it is told, run after run, and notes who ran when."""
 
     def __init__(self, name: str, firsts: list[float], log: list[str]) -> None:
         self._name, self._firsts, self._log = name, firsts, log
@@ -24,30 +24,30 @@ class Scripted:
         return Timing(first, (first / 10,) * (tokens - 1), 100, 1000)
 
 
-def raced(*names_and_firsts: tuple[str, list[float]]) -> tuple[list[Race], list[str]]:
+def measured(*names_and_firsts: tuple[str, list[float]]) -> tuple[list[Case], list[str]]:
     log: list[str] = []
-    races = [
-        Race(name, 20, Scripted(name, [9.0, *firsts], log)) for name, firsts in names_and_firsts
+    cases = [
+        Case(name, 20, Scripted(name, [9.0, *firsts], log)) for name, firsts in names_and_firsts
     ]
-    races[0].rival = races[-1].cache
+    cases[0].rival = cases[-1].cache
     done: list[int] = []
-    run_races(races, {20: list(range(20))}, 5, 3, done.append)
+    run_cases(cases, {20: list(range(20))}, 5, 3, done.append)
     assert done == [25] * 6
-    return races, log
+    return cases, log
 
 
 def test_runs_alternate_and_the_first_is_not_counted() -> None:
-    _, log = raced(("a", [1, 1, 1]), ("b", [1, 1, 1]))
+    _, log = measured(("a", [1, 1, 1]), ("b", [1, 1, 1]))
     assert log == ["a8", "b8", "a20", "b20", "b20", "a20", "a20", "b20"]
 
 
 def test_figures_are_medians_and_pairs_are_run_by_run() -> None:
-    races, _ = raced(("a", [1.0, 4.0, 2.0]), ("b", [3.0, 4.0, 5.0]))
-    one = summarise(races[0])
+    cases, _ = measured(("a", [1.0, 4.0, 2.0]), ("b", [3.0, 4.0, 5.0]))
+    one = summarise(cases[0])
     assert (one.first_token_seconds, one.prefill_tokens_per_second) == (2.0, 10.0)
     assert one.decode_tokens_per_second == pytest.approx(1 / 0.2)
     assert (one.latency_p50, one.repetitions) == (pytest.approx(0.2), 3)
-    (pair,) = pairs(races)
+    (pair,) = pairs(cases)
     assert (pair.cache, pair.rival) == ("a", "b")
     assert pair.prefill == (3.0, 1.0, 2.5)
     assert pair.decode == pytest.approx((3.0, 1.0, 2.5))

@@ -17,6 +17,7 @@ from tinygpt.cache.step import Timeline
 from tinygpt.cache.storage.base import Storage
 from tinygpt.cache.storage.dense import Dense
 from tinygpt.cache.storage.kivi import KIVI, KIVISizes
+from tinygpt.cache.text import Text
 from tinygpt.errors import CacheError, ConfigError
 
 DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
@@ -26,6 +27,7 @@ DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 class CacheState:
     """What a cache holds: the first token's position, how many were seen, and each layer's arrays.
 
+    `text` is what is known of the text behind it.
     `most_seen` counts undone tokens too, `least_seen` is how far an undo could go back.
     """
 
@@ -34,6 +36,7 @@ class CacheState:
     most_seen: int
     least_seen: int
     layers: tuple[LayerState, ...]
+    text: Text
 
 
 class KVCache:
@@ -57,6 +60,22 @@ class KVCache:
         """Forget everything; the next token has position `start`, and buffers of its own."""
         if start < 0:
             raise ConfigError(f"the start is {start}; it must be at least 0")
+        self._empty(start)
+        self.text = Text()
+
+    def restart(self, again: int) -> None:
+        """Forget keys and values but not the text, of which `again` tokens are to be fed again.
+
+        The next token has position 0.
+        """
+        self.text.before += self.seen - again
+        self._empty(0)
+
+    def settle(self) -> None:
+        """What the cache holds now cannot be undone: what was there before is gone."""
+        self._least_seen = self.seen
+
+    def _empty(self, start: int) -> None:
         self.start = start
         timelines: dict[object, Timeline] = {}
         self.layers: list[LayerCache] = []
@@ -76,9 +95,18 @@ class KVCache:
         return self.layers[0].seen
 
     @property
+    def total(self) -> int:
+        """Tokens of the text that were fed, also those from before a restart."""
+        return self.text.before + self.seen
+
+    @property
     def position(self) -> int:
         """The position of the next token."""
         return self.start + self.seen
+
+    def spans(self, count: int) -> list[tuple[int, int]]:
+        """The positions, from and to, of the next `count` tokens."""
+        return [(self.position, self.position + count)]
 
     @property
     def held(self) -> int:
@@ -113,6 +141,13 @@ class KVCache:
         Raises:
             CacheError: `tokens` goes back further than the spec's slack.
         """
+        self.check_undo(tokens)
+        for layer in self.layers:
+            layer.undo(tokens)
+        self.text.undo(tokens)
+
+    def check_undo(self, tokens: int) -> None:
+        """Raise CacheError unless the last `tokens` can be undone."""
         self.commit()
         left = self.spec.slack - (self._most_seen - self.seen)
         left = min(left, self.seen - self._least_seen)
@@ -121,8 +156,6 @@ class KVCache:
                 f"cannot undo {tokens} tokens: {self.seen} were seen and the cache keeps what "
                 f"{self.spec.slack} undone tokens need (slack), of which {left} are left"
             )
-        for layer in self.layers:
-            layer.undo(tokens)
 
     def hold(self, held: bool) -> None:
         """While `held`, no storage packs: tokens wait in half precision until it ends."""
@@ -140,7 +173,7 @@ class KVCache:
             raise CacheError(f"{len(chosen)} choices for {len(self.layers)} layers; give one each")
         for layer, of_layer in zip(self.layers, chosen, strict=True):
             layer.keep(of_layer)
-        self._least_seen = self.seen  # what was dropped cannot come back
+        self.settle()
 
     def state(self) -> CacheState:
         """All that is stored, exactly. The arrays are the cache's own: do not write to them."""
@@ -150,6 +183,7 @@ class KVCache:
             self._most_seen,
             self._least_seen,
             tuple(layer.state() for layer in self.layers),
+            self.text.copy(),
         )
 
     def load(self, state: CacheState) -> None:
@@ -162,7 +196,8 @@ class KVCache:
             raise CacheError(
                 f"the state is of {len(state.layers)} layers, this cache has {len(self.layers)}"
             )
-        self.reset(state.start)
+        self._empty(state.start)
+        self.text = state.text.copy()
         for layer, of_layer in zip(self.layers, state.layers, strict=True):
             layer.load(of_layer, state.seen, state.most_seen)
         self._most_seen, self._least_seen = state.most_seen, state.least_seen

@@ -18,7 +18,7 @@ class Resolved:
     """The cache to make, the prompt tokens to compute at a time, and what the user must know."""
 
     spec: CacheSpec
-    prefill_chunk: int
+    prefill_chunk: int | None
     notes: tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ def _resolved(
     options["window"] = None if options["window"] == "none" else options["window"]
     if "sink" not in given and options["window"] is None and max_bytes is None:
         options["sink"] = None  # a header's sink means nothing without a window
-    assert isinstance(chunk, int)
+    assert chunk is None or isinstance(chunk, int)
     learned = all(layer.rope is None for layer in layout.layers)
     spec, notes = _sized(options, max_bytes, layout, context if learned else None)
     _refuse_idle(given, spec, learned)

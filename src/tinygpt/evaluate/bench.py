@@ -16,7 +16,6 @@ import mlx.core as mx
 import numpy as np
 
 from tinygpt.cache import CacheSpec, KVCache
-from tinygpt.cache.spec import PREFILL_CHUNK
 from tinygpt.generate import Generation
 from tinygpt.models.transformer import Transformer
 
@@ -38,7 +37,7 @@ class Timing:
         return len(self.between) / sum(self.between)
 
 
-class Racer(Protocol):
+class Program(Protocol):
     """A program with a cache that can go on from a prompt."""
 
     def run(self, ids: Sequence[int], tokens: int) -> Timing:
@@ -62,14 +61,14 @@ def timed(start: Callable[[], Iterable[object]], nbytes: Callable[[], int], toke
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """A `Racer`: what `sample --temperature 0 --ignore-eos` runs."""
+    """A `Program`: what `sample --temperature 0 --ignore-eos` runs."""
 
     model: Transformer
     spec: CacheSpec
-    chunk: int = PREFILL_CHUNK
+    chunk: int | None = None
 
     def run(self, ids: Sequence[int], tokens: int) -> Timing:
-        """See `Racer`."""
+        """See `Program`."""
         cache = KVCache(self.spec, self.model.cache_layout())
         generation = Generation(
             self.model, cache, ids, mx.argmax, tokens=tokens + 1, prefill_chunk=self.chunk
@@ -78,12 +77,12 @@ class Ours:
 
 
 @dataclass(slots=True)
-class Race:
-    """All the runs of one racer on one length; `rival` names the racer that it is paired with."""
+class Case:
+    """All the runs of one program on one length; `rival` names the one it is paired with."""
 
     cache: str
     length: int
-    racer: Racer
+    program: Program
     rival: str | None = None
     timings: list[Timing] = field(default_factory=list)
 
@@ -116,36 +115,36 @@ class Pair:
     decode: tuple[float, ...]
 
 
-def run_races(
-    races: Sequence[Race],
+def run_cases(
+    cases: Sequence[Case],
     prompts: dict[int, list[int]],
     tokens: int,
     repetitions: int,
     report: Callable[[int], None],
 ) -> None:
-    """Run all `races` in turn, `repetitions` times, from the other end every second time.
+    """Run all `cases` in turn, `repetitions` times, from the other end every second time.
 
     `prompts` are ids by length; `report` is told after each run how many tokens it took.
     """
-    for race in races:
-        race.racer.run(prompts[race.length][:WARM_UP], 2)
+    for case in cases:
+        case.program.run(prompts[case.length][:WARM_UP], 2)
     for repetition in range(repetitions):
-        for race in races if repetition % 2 == 0 else reversed(races):
-            race.timings.append(race.racer.run(prompts[race.length], tokens))
-            report(race.length + tokens)
+        for case in cases if repetition % 2 == 0 else reversed(cases):
+            case.timings.append(case.program.run(prompts[case.length], tokens))
+            report(case.length + tokens)
 
 
-def summarise(race: Race) -> BenchResult:
-    """The medians of a race with at least one run."""
-    runs = race.timings
+def summarise(case: Case) -> BenchResult:
+    """The medians of a case with at least one run."""
+    runs = case.timings
     between = np.array([gap for run in runs for gap in run.between])
     p50, p90, p99 = (float(value) for value in np.percentile(between, [50, 90, 99]))
     first = statistics.median(run.first for run in runs)
     return BenchResult(
-        cache=race.cache,
-        length=race.length,
+        cache=case.cache,
+        length=case.length,
         repetitions=len(runs),
-        prefill_tokens_per_second=race.length / first,
+        prefill_tokens_per_second=case.length / first,
         first_token_seconds=first,
         decode_tokens_per_second=statistics.median(run.decode_rate for run in runs),
         latency_p50=p50,
@@ -156,16 +155,16 @@ def summarise(race: Race) -> BenchResult:
     )
 
 
-def pairs(races: Sequence[Race]) -> list[Pair]:
-    """The ratios of each race to its rival's, run by run; runs without a partner are left out."""
+def pairs(cases: Sequence[Case]) -> list[Pair]:
+    """The ratios of each case to its rival's, run by run; runs without a partner are left out."""
     found = []
-    by_name = {(race.cache, race.length): race for race in races}
-    for race in races:
-        other = by_name.get((race.rival or "", race.length))
-        if other is None or not (race.timings and other.timings):
+    by_name = {(case.cache, case.length): case for case in cases}
+    for case in cases:
+        other = by_name.get((case.rival or "", case.length))
+        if other is None or not (case.timings and other.timings):
             continue
-        both = list(zip(race.timings, other.timings, strict=False))
+        both = list(zip(case.timings, other.timings, strict=False))
         prefill = tuple(theirs.first / ours.first for ours, theirs in both)
         decode = tuple(ours.decode_rate / theirs.decode_rate for ours, theirs in both)
-        found.append(Pair(race.cache, other.cache, race.length, prefill, decode))
+        found.append(Pair(case.cache, other.cache, case.length, prefill, decode))
     return found

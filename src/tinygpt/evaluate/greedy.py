@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from tinygpt.cache import CacheSpec, KVCache
-from tinygpt.cache.spec import PREFILL_CHUNK
-from tinygpt.generate import Feed, Generation
+from tinygpt.engine import Engine
+from tinygpt.generate import Generation
 from tinygpt.models.transformer import Transformer
 
 PROMPTS = (  # their beginnings are those of the original's table
@@ -53,8 +53,8 @@ def greedy_tokens(
 
 def margin(model: Transformer, ids: Sequence[int], preferred: int, other: int) -> float:
     """By how much the full cache's logit of `preferred` after `ids` exceeds that of `other`."""
-    feed = Feed(model, KVCache(CacheSpec(), model.cache_layout()), PREFILL_CHUNK)
-    logits = feed.prefill(ids, lambda done: None)
+    engine = Engine(model, [KVCache(CacheSpec(), model.cache_layout())])
+    logits = engine.feed([ids], last=1)[0][-1]
     return float(logits[preferred] - logits[other])
 
 

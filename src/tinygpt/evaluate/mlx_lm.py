@@ -15,9 +15,8 @@ import numpy as np
 
 from tinygpt.cache import CacheSpec
 from tinygpt.errors import ConfigError, UnsupportedError
-from tinygpt.evaluate.bench import Racer, Timing, timed
-from tinygpt.evaluate.quality import Contestant
-from tinygpt.evaluate.text_feed import Runner
+from tinygpt.evaluate.bench import Program, Timing, timed
+from tinygpt.evaluate.quality import Candidate, Runner
 from tinygpt.models.config import SIZES, ModelConfig
 from tinygpt.models.transformer import Transformer
 from tinygpt.ops.rope import RopeConfig
@@ -95,10 +94,10 @@ class MlxLm:
             return [cache.RotatingKVCache(spec.held, keep=KEPT) for _ in layers]
         return list(cache.make_prompt_cache(self.model))
 
-    def contestant(self, name: str, spec: CacheSpec) -> Contestant:
+    def candidate(self, name: str, spec: CacheSpec) -> Candidate:
         """mlx-lm's counterpart of the cache `spec`, called `mlx-lm name`."""
         limit = None if spec.held else self.context
-        return Contestant(f"mlx-lm {name}", lambda tokens: self.runner(spec), limit)
+        return Candidate(f"mlx-lm {name}", lambda tokens, chunk: self.runner(spec), limit)
 
     @property
     def context(self) -> int:
@@ -109,9 +108,9 @@ class MlxLm:
         """A `Runner` over fresh caches."""
         return MlxLmFeed(self.model, self.caches(spec))
 
-    def racer(self, spec: CacheSpec) -> Racer:
-        """A `Racer` that generates with the cache `spec`."""
-        return MlxLmRace(self, spec)
+    def program(self, spec: CacheSpec) -> Program:
+        """A `Program` that generates with the cache `spec`."""
+        return MlxLmProgram(self, spec)
 
     def group(self, spec: CacheSpec) -> int | None:
         """Its default group, or a smaller one where head_dim needs it."""
@@ -124,28 +123,38 @@ class MlxLmFeed:
 
     model: Any
     caches: list[Any]
+    texts: int = 1
 
-    def feed(self, ids: np.ndarray) -> mx.array:
-        """See `Runner`."""
+    def feed(self, rows: Sequence[Sequence[int]]) -> list[mx.array]:
+        """See `Runner`. A text that has ended gets zeros, which no token before them sees."""
+        self.texts = len(rows)
+        ids = np.zeros((len(rows), max(map(len, rows))), np.int32)
+        for row, own in enumerate(rows):
+            ids[row, : len(own)] = own
         logits: mx.array = self.model(mx.array(ids), cache=self.caches).astype(mx.float32)
         mx.eval(logits, [cache.state for cache in self.caches])
-        return logits
+        return [logits[row, : len(own)] for row, own in enumerate(rows)]
 
     @property
     def nbytes(self) -> int:
-        """See `Runner`; what its buffers take, used or not."""
+        """What its buffers take, used or not."""
         return sum(array.nbytes for cache in self.caches for array in _buffers(cache))
+
+    @property
+    def row_bytes(self) -> list[int]:
+        """See `Runner`."""
+        return [self.nbytes // self.texts] * self.texts
 
 
 @dataclass(frozen=True, slots=True)
-class MlxLmRace:
-    """A `Racer`: mlx-lm's own generation loop with its own defaults, greedy."""
+class MlxLmProgram:
+    """A `Program`: mlx-lm's own generation loop with its own defaults, greedy."""
 
     peer: MlxLm
     spec: CacheSpec
 
     def run(self, ids: Sequence[int], tokens: int) -> Timing:
-        """See `Racer`."""
+        """See `Program`."""
         step = import_module("mlx_lm.generate").generate_step
         feed = MlxLmFeed(self.peer.model, self.peer.caches(self.spec))
         prompt = mx.array(list(ids))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from tinygpt.cache import CacheSpec, KVCache
+from tinygpt.engine import Engine
 from tinygpt.errors import GenerationError
 from tinygpt.evaluate.scores import Scores, joined, score
 from tinygpt.evaluate.summary import (
@@ -24,11 +26,22 @@ from tinygpt.evaluate.summary import (
     perplexity,
     perplexity_se,
 )
-from tinygpt.evaluate.text_feed import Runner, TextFeed
 from tinygpt.models.transformer import Transformer
 
 CHUNK = 256  # tokens; the logits of 256 × 49,152 are 50 MB
-MakeRunner = Callable[[int], Runner]
+
+
+class Runner(Protocol):
+    """Anything that keeps texts' keys and values while the texts are fed to it: an `Engine`."""
+
+    def feed(self, rows: Sequence[Sequence[int]]) -> list[mx.array]:
+        """Logits [n, V], evaluated, for the next n tokens of each text; n may be 0."""
+        ...
+
+    @property
+    def row_bytes(self) -> list[int]:
+        """Bytes held now for each text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +53,15 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
-    """A cache by name: how to make a runner for so many tokens, and where it must stop, if it must.
+class Candidate:
+    """A cache by name: how to make a runner, and where it must stop, if it must.
 
-    `limit` is tokens fed, None for no end.
+    `make` takes how many tokens each text is going to get, and at most how many at once; `limit` is
+    tokens fed, None for no end.
     """
 
     name: str
-    make: MakeRunner
+    make: Callable[[Sequence[int], int], Runner]
     limit: int | None
 
     def reach(self, text: Text) -> int:
@@ -56,19 +70,22 @@ class Contestant:
         return most if self.limit is None else min(most, self.limit)
 
 
-def contestant(model: Transformer, name: str, spec: CacheSpec) -> Contestant:
+def candidate(model: Transformer, name: str, spec: CacheSpec) -> Candidate:
     """One of our caches on `model`."""
 
-    def make(tokens: int) -> Runner:
-        return TextFeed(model, KVCache(spec, model.cache_layout()), tokens)
+    def make(tokens: Sequence[int], chunk: int) -> Runner:
+        caches = [KVCache(spec, model.cache_layout()) for _ in tokens]
+        engine = Engine(model, caches, chunk=chunk)
+        engine.expect(tokens)
+        return engine
 
-    return Contestant(name, make, model.config.context if spec.held is None else None)
+    return Candidate(name, make, model.config.context if spec.held is None else None)
 
 
-class Tally:
+class Metrics:
     """One cache's figures. `result` may be asked for at any time."""
 
-    def __init__(self, one: Contestant, reference: Contestant) -> None:
+    def __init__(self, one: Candidate, reference: Candidate) -> None:
         self.one, self._reference = one, reference
         self.fed = 0
         self._positions: list[np.ndarray] = []
@@ -77,14 +94,14 @@ class Tally:
         self._bytes = self._bytes_at = self._peak = 0
         self._vocab, self._seconds = 0, 0.0
 
-    def feed(self, runner: Runner, ids: np.ndarray, others: int) -> np.ndarray:
-        """Logits for `ids` [B, T]; `others` bytes are of other caches, and no part of the peak."""
+    def feed(self, runner: Runner, rows: Sequence[Sequence[int]], others: int) -> list[np.ndarray]:
+        """Logits [n, V] for `rows`; `others` bytes are of other caches, and no part of the peak."""
         mx.reset_peak_memory()
         started = time.perf_counter()
-        logits = runner.feed(ids)
+        logits = runner.feed(rows)
         self._seconds += time.perf_counter() - started
         self._peak = max(self._peak, mx.get_peak_memory() - others)
-        return np.asarray(logits)
+        return [np.asarray(of_row) for of_row in logits]
 
     def hold(self, nbytes: int, tokens: int) -> None:
         """The bytes of one text's cache after `tokens`; those of the longest text count."""
@@ -94,14 +111,15 @@ class Tally:
     def score(
         self, text: Text, start: int, logits: np.ndarray, expected: np.ndarray | None
     ) -> None:
-        """Take the figures of one text's part of a chunk; past its end there is padding."""
-        count = min(len(logits), self.one.reach(text) - start)
-        if count <= 0:
+        """Take the figures of one text's part of a chunk, which may be none of it.
+
+        `expected` may be shorter than `logits`: the reference may have had to stop.
+        """
+        count = len(logits)
+        if not count:
             return
         targets = np.array(text.ids[start + 1 : start + 1 + count])
-        if expected is not None:
-            expected = expected[: max(0, min(count, self._reference.reach(text) - start))]
-        scores = score(logits[:count], targets, expected)
+        scores = score(logits, targets, None if expected is None else expected[:count])
         if not np.isfinite(scores.nll).all():
             at = start + 1 + int(np.argmin(np.isfinite(scores.nll)))
             raise GenerationError(
@@ -147,16 +165,16 @@ class Quality:
     """
 
     def __init__(
-        self, ones: Sequence[Contestant], reference: Contestant, *, chunk: int, batch: int
+        self, ones: Sequence[Candidate], reference: Candidate, *, chunk: int, batch: int
     ) -> None:
         self._reference = reference
         self._chunk, self._batch = chunk, batch
-        self._tallies = [Tally(one, reference) for one in ones]
+        self._metrics = [Metrics(one, reference) for one in ones]
 
     @property
     def results(self) -> list[Result]:
         """The figures of what has been scored so far, in the order of the caches."""
-        return [tally.result for tally in self._tallies]
+        return [one.result for one in self._metrics]
 
     def run(self, texts: Sequence[Text], report: Callable[[int], None]) -> None:
         """Score `texts`; `report` is told after each cache's chunk how many tokens all were fed.
@@ -172,51 +190,49 @@ class Quality:
                 self._run_in_step(together, report)
 
     def _run_in_step(self, texts: Sequence[Text], report: Callable[[int], None]) -> None:
-        lengths = [max(map(tally.one.reach, texts)) for tally in self._tallies]
-        common = max(map(self._reference.reach, texts))
-        reference = self._reference.make(common)
+        reference = self._made(self._reference, texts)
         runners = [
-            reference if tally.one is self._reference else tally.one.make(length)
-            for tally, length in zip(self._tallies, lengths, strict=True)
+            reference if one.one is self._reference else self._made(one.one, texts)
+            for one in self._metrics
         ]
-        ids = _padded(texts)
-        for start in range(0, max(lengths), self._chunk):
-            piece = ids[:, start : start + self._chunk]
-            expected = self._expected(reference, runners, piece[:, : max(0, common - start)])
-            for tally, runner, length in zip(self._tallies, runners, lengths, strict=True):
-                own = piece[:, : max(0, length - start)]
-                if not own.shape[1]:
+        longest = max(one.one.reach(text) for one in self._metrics for text in texts)
+        for start in range(0, longest, self._chunk):
+            expected = self._expected(reference, runners, self._rows(self._reference, texts, start))
+            held = 0 if expected is None else sum(logits.nbytes for logits in expected)
+            for one, runner in zip(self._metrics, runners, strict=True):
+                rows = self._rows(one.one, texts, start)
+                if not any(rows):
                     continue
                 logits = expected
                 if logits is None or runner is not reference:
-                    held = 0 if expected is None else expected.nbytes
-                    logits = tally.feed(runner, own, held + _others(runner, reference, runners))
+                    logits = one.feed(runner, rows, held + _others(runner, reference, runners))
                 for row, text in enumerate(texts):
-                    theirs = None if expected is None else expected[row]
-                    tally.score(text, start, logits[row], theirs)
-                tally.hold(runner.nbytes // len(texts), start + own.shape[1])
-                report(sum(one.fed for one in self._tallies))
+                    one.score(text, start, logits[row], None if expected is None else expected[row])
+                    if rows[row]:
+                        one.hold(runner.row_bytes[row], start + len(rows[row]))
+                report(sum(each.fed for each in self._metrics))
+
+    def _made(self, one: Candidate, texts: Sequence[Text]) -> Runner:
+        return one.make([one.reach(text) for text in texts], self._chunk)
+
+    def _rows(self, one: Candidate, texts: Sequence[Text], start: int) -> list[tuple[int, ...]]:
+        """The next ids of each text, none where `one` has reached the end."""
+        end = start + self._chunk
+        return [text.ids[start : max(start, min(end, one.reach(text)))] for text in texts]
 
     def _expected(
-        self, reference: Runner, runners: Sequence[Runner], ids: np.ndarray
-    ) -> np.ndarray | None:
+        self, reference: Runner, runners: Sequence[Runner], rows: Sequence[Sequence[int]]
+    ) -> list[np.ndarray] | None:
         """The reference's logits; timed, if it is one of those that are measured."""
-        if not ids.shape[1]:
+        if not any(rows):
             return None
-        for tally, runner in zip(self._tallies, runners, strict=True):
+        for one, runner in zip(self._metrics, runners, strict=True):
             if runner is reference:
-                return tally.feed(reference, ids, _others(reference, reference, runners))
-        return np.asarray(reference.feed(ids))
+                return one.feed(reference, rows, _others(reference, reference, runners))
+        return [np.asarray(logits) for logits in reference.feed(rows)]
 
 
 def _others(one: Runner, reference: Runner, runners: Sequence[Runner]) -> int:
     """Bytes of all caches but that of `one`."""
-    return sum({id(r): r.nbytes for r in (reference, *runners) if r is not one}.values())
-
-
-def _padded(texts: Sequence[Text]) -> np.ndarray:
-    """Ids [B, longest]; a causal model never sees the zeros after a shorter text's end."""
-    ids = np.zeros((len(texts), max(len(text.ids) for text in texts)), np.int32)
-    for row, text in enumerate(texts):
-        ids[row, : len(text.ids)] = text.ids
-    return ids
+    others = {id(runner): runner for runner in (reference, *runners) if runner is not one}
+    return sum(sum(runner.row_bytes) for runner in others.values())

@@ -8,9 +8,12 @@ import mlx.core as mx
 from mlx import nn
 
 from tinygpt.cache import LayerCache
+from tinygpt.cache.rows import LayerRows
 from tinygpt.models.config import ModelConfig
 from tinygpt.models.tensors import norm_names
 from tinygpt.ops.exponential import gelu_tanh, silu
+
+Entry = LayerCache | LayerRows  # what takes a layer's keys and values, and attends to them
 
 
 class RMSNorm(nn.Module):
@@ -59,7 +62,7 @@ class Attention(nn.Module):
             sizes = (config.head_dim,) * 2 if self.norms_heads else (query_dim, key_dim)
             self.q_norm, self.k_norm = (make_rms_norm(config, size) for size in sizes)
 
-    def __call__(self, x: mx.array, entry: LayerCache) -> mx.array:
+    def __call__(self, x: mx.array, entry: Entry) -> mx.array:
         """`x` [B, T, C] to [B, T, C]."""
         queries = self._normed("q_norm", self.q_proj(x), self.heads)
         keys = self._normed("k_norm", self.k_proj(x), self.kv_heads)
@@ -121,7 +124,7 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.mlp = GeluMLP(config) if config.mlp == "gelu" else GatedMLP(config)
 
-    def __call__(self, x: mx.array, entry: LayerCache) -> mx.array:
+    def __call__(self, x: mx.array, entry: Entry) -> mx.array:
         """`x` [B, T, C] to [B, T, C]."""
         out = self.attn(self._norm("ln1", x), entry)
         x = self._residual(x) + self._norm("ln1_post", out)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 
 from tinygpt.cache import CacheLayout, CacheSpec, KVCache, LayerLayout
-from tinygpt.errors import CacheError, CheckpointError
+from tinygpt.cache.rows import Rows
+from tinygpt.errors import CacheError, CheckpointError, ConfigError
 from tinygpt.models.config import ModelConfig
-from tinygpt.models.layers import Block, make_norm, make_rms_norm
+from tinygpt.models.layers import Block, Entry, make_norm, make_rms_norm
+
+Ids = Sequence[int] | Sequence[Sequence[int]] | np.ndarray  # that the host knows
 
 
 class Transformer(nn.Module):
@@ -65,23 +70,40 @@ class Transformer(nn.Module):
         return cache_layout(self.config, self.dtype, self._half, tokens)
 
     def __call__(
-        self, ids: mx.array, cache: KVCache | None = None, *, last: int | None = None
+        self, ids: mx.array | Ids, cache: KVCache | None = None, *, last: int | None = None
     ) -> mx.array:
         """Logits [B, T, V] in float32 for `ids` [B, T]; `last` N gives [B, N, V] for the last N.
 
-        Without a cache the tokens are a text of their own.
+        Without a cache the tokens are a text of their own. Ids that the host knows, in a list or a
+        NumPy array, are checked; those of an MLX array must be in the vocabulary.
+
+        Raises:
+            ConfigError: an id is not in the vocabulary.
+            CacheError: a learned position past the model's context.
+        """
+        if not isinstance(ids, mx.array):
+            check_ids(ids, self.config.vocab_size)
+            ids = mx.array(np.asarray(ids))
+        if cache is None:
+            cache = KVCache(CacheSpec(), self.cache_layout(ids.shape[1]))
+        x = self.hidden(ids, cache)
+        return self.logits(x if last is None else x[:, -last:])
+
+    def hidden(self, ids: mx.array, cache: KVCache | Rows) -> mx.array:
+        """What the last block gives, [B, T, C], for `ids` [B, T], the next tokens of `cache`.
 
         Raises:
             CacheError: a learned position past the model's context.
         """
-        if cache is None:
-            cache = KVCache(CacheSpec(), self.cache_layout(ids.shape[1]))
-        x = self._embed(ids, cache.position)
-        for block, entry in zip(self.blocks, cache.layers, strict=True):
+        x = self._embed(ids, cache.spans(ids.shape[1]))
+        entries: Sequence[Entry] = cache.layers
+        for block, entry in zip(self.blocks, entries, strict=True):
             x = block(x, entry)
         cache.commit()
-        if last is not None:
-            x = x[:, -last:]
+        return x
+
+    def logits(self, x: mx.array) -> mx.array:
+        """Logits [B, T, V] in float32 of the last block's `x` [B, T, C]."""
         x = self.ln_final(x)
         tied = self.config.tie_embeddings
         logits: mx.array = self.token_embedding.as_linear(x) if tied else self.lm_head(x)
@@ -89,7 +111,7 @@ class Transformer(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else cap * mx.tanh(logits / cap)
 
-    def _embed(self, ids: mx.array, first: int) -> mx.array:
+    def _embed(self, ids: mx.array, spans: Sequence[tuple[int, int]]) -> mx.array:
         x: mx.array = self.token_embedding(ids)
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
@@ -97,13 +119,29 @@ class Transformer(nn.Module):
             x = self.embed_norm(x)
         if self.config.rope is not None:
             return x
-        end = first + ids.shape[1]
+        end = max(end for _, end in spans)
         if end > self.config.context:  # a gather past the table would return foreign memory
             raise CacheError(
                 f"position {end - 1} does not exist: this model has {self.config.context} learned "
                 "positions; bound the cache with --streaming-llm-window"
             )
-        return x + self.position_embedding.weight[first:end]
+        rows = [self.position_embedding.weight[first:end] for first, end in spans]
+        return x + (rows[0] if len(rows) == 1 else mx.concatenate(rows))
+
+
+def check_ids(ids: Ids, vocab_size: int) -> None:
+    """Refuse ids past the vocabulary: a gather with them would read foreign memory.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    array = np.asarray(ids)
+    bad = array[(array < 0) | (array >= vocab_size)]
+    if bad.size:
+        raise ConfigError(
+            f"token {bad.flat[0]} is not in the vocabulary: ids go from 0 to {vocab_size - 1}; was "
+            "the text encoded with this model's tokenizer?"
+        )
 
 
 def _packing(

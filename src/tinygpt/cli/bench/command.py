@@ -1,4 +1,4 @@
-"""`tinygpt bench`: parse, check, load, race, print."""
+"""`tinygpt bench`: parse, check, load, measure, print."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ from tinygpt.cli.signals import Signals
 @click.option(
     "--repeat", type=click.IntRange(1), default=3, show_default=True, help="Runs of each cache."
 )
-@click.option("--versus", type=click.Choice(["mlx-lm"]), help="Race mlx-lm on the same weights.")
+@click.option(
+    "--versus", type=click.Choice(["mlx-lm"]), help="Measure mlx-lm on the same weights too."
+)
 @click.option("--roofline", is_flag=True, help="Measure the bandwidth, and print what it allows.")
 @click.option("--json", type=click.Path(path_type=Path), metavar="FILE", help="Write it there.")
 @click.option(

@@ -1,4 +1,4 @@
-"""One benchmark: race the caches, print what was run, also after Ctrl-C."""
+"""One benchmark: measure the caches, print what was run, also after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from tinygpt import __version__
 from tinygpt.cache import CacheSpec
-from tinygpt.cache.spec import PREFILL_CHUNK
 from tinygpt.cli.caches import read_caches
 from tinygpt.cli.device import advise
 from tinygpt.cli.options import check_model
@@ -22,10 +21,11 @@ from tinygpt.cli.progress import Progress, stderr_is_terminal
 from tinygpt.cli.signals import Interrupted, Signals
 from tinygpt.cli.table import NONE, aligned
 from tinygpt.errors import ConfigError
-from tinygpt.evaluate.bench import BenchResult, Ours, Pair, Race, pairs, run_races, summarise
+from tinygpt.evaluate.bench import BenchResult, Case, Ours, Pair, pairs, run_cases, summarise
 from tinygpt.evaluate.mlx_lm import MlxLm
 from tinygpt.evaluate.roofline import bandwidth, decode_floor, prefill_floor, weight_bytes
 from tinygpt.io.load import layout_of, load_model, open_checkpoint
+from tinygpt.ops.backend import block_sizes
 from tinygpt.units import size
 
 CACHES = ("full", "int8", "int4")
@@ -72,7 +72,7 @@ class BenchRun:
             if config.rope is None and spec.held is None:
                 _check_length(name, longest, config.context)
         self._model = load_model(checkpoint, options.weights_dtype)
-        self._races = self._line_up(caches)
+        self._cases = self._line_up(caches)
         if longest > config.context and any(spec.held is None for spec in caches.values()):
             note(f"{longest} tokens are more than this model's context of {config.context}")
         rng = np.random.default_rng(options.seed)
@@ -81,7 +81,7 @@ class BenchRun:
             for length in options.lengths
         }
         self._done = 0
-        total = sum(race.length + options.tokens for race in self._races) * options.repeat
+        total = sum(case.length + options.tokens for case in self._cases) * options.repeat
         advise(note)
         self._progress = Progress("bench", total, stderr_is_terminal())
 
@@ -90,43 +90,43 @@ class BenchRun:
         options = self._options
         rate = bandwidth() if options.roofline else None
         try:
-            run_races(self._races, self._prompts, options.tokens, options.repeat, self._reach)
+            run_cases(self._cases, self._prompts, options.tokens, options.repeat, self._reach)
         except Interrupted:  # at once, in the middle of a run: it may take minutes, and is lost
-            note(interruption(any(race.timings for race in self._races)))
+            note(interruption(any(case.timings for case in self._cases)))
         finally:
             self._signals.patient = True  # from here on there is only printing
             self._progress.close()
         if rate is not None:
             rate = max(rate, bandwidth())  # the machine may have been busy with something else
-        results = [summarise(race) for race in self._races if race.timings]
-        duels = pairs(self._races)
+        results = [summarise(case) for case in self._cases if case.timings]
+        compared = pairs(self._cases)
         if results:
             output.write(bench_table(results, self._floors(results, rate)))
-        if duels:
-            output.write("\n" + pair_table(duels))
+        if compared:
+            output.write("\n" + pair_table(compared))
         if rate is not None:
             output.write(
                 f"\nmemory bandwidth: {size(rate)}/s, the best of products before and after\n"
             )
         if options.json is not None:
-            write_json(options.json, self._json(results, duels, rate))
+            write_json(options.json, self._json(results, compared, rate))
         return self._signals.status
 
-    def _line_up(self, caches: Mapping[str, CacheSpec]) -> list[Race]:
-        """A race for each length and cache, its rival's right after it."""
+    def _line_up(self, caches: Mapping[str, CacheSpec]) -> list[Case]:
+        """A case for each length and cache, its rival's right after it."""
         peer = MlxLm(self._model) if self._options.versus else None
-        races = []
+        cases = []
         for length in self._options.lengths:
             for name, spec in caches.items():
-                race = Race(name, length, Ours(self._model, spec))
-                races.append(race)
+                case = Case(name, length, Ours(self._model, spec))
+                cases.append(case)
                 reason = None if peer is None else peer.refuses(spec)
                 if peer is not None and reason is None:
-                    race.rival = f"mlx-lm {name}"
-                    races.append(Race(race.rival, length, peer.racer(spec)))
+                    case.rival = f"mlx-lm {name}"
+                    cases.append(Case(case.rival, length, peer.program(spec)))
                 elif reason is not None and length == self._options.lengths[0]:
                     note(f"{name}: mlx-lm {reason}")
-        return races
+        return cases
 
     def _reach(self, tokens: int) -> None:
         self._done += tokens
@@ -139,17 +139,17 @@ class BenchRun:
         """Seconds for the prefill and for one token that the bandwidth allows, for each result."""
         if rate is None:
             return None
-        weights = weight_bytes(self._model)
+        weights, chunk = weight_bytes(self._model), block_sizes().prefill_chunk
         return [
             (
-                prefill_floor(weights, one.bytes, rate, -(-one.length // PREFILL_CHUNK)),
+                prefill_floor(weights, one.bytes, rate, -(-one.length // chunk)),
                 decode_floor(weights, one.bytes, rate),
             )
             for one in results
         ]
 
     def _json(
-        self, results: list[BenchResult], duels: list[Pair], rate: float | None
+        self, results: list[BenchResult], compared: list[Pair], rate: float | None
     ) -> dict[str, object]:
         floors = self._floors(results, rate)
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
@@ -167,7 +167,7 @@ class BenchRun:
                 }
                 for at, one in enumerate(results)
             ],
-            "pairs": [asdict(duel) for duel in duels],
+            "pairs": [asdict(pair) for pair in compared],
         }
 
 
@@ -193,13 +193,13 @@ def bench_table(results: list[BenchResult], floors: list[tuple[float, float]] | 
     return aligned(rows)
 
 
-def pair_table(duels: list[Pair]) -> str:
+def pair_table(compared: list[Pair]) -> str:
     """How many times as fast each pair of runs was, and the median."""
     rows = [["times as fast as", "prompt", "prefill", "decode", "pairs of decode"]]
-    for duel in duels:
-        each = " ".join(f"{ratio:.2f}" for ratio in duel.decode) or NONE
-        medians = (statistics.median(ratios) for ratios in (duel.prefill, duel.decode))
-        rows.append([duel.rival, str(duel.length), *(f"{middle:.2f}" for middle in medians), each])
+    for pair in compared:
+        each = " ".join(f"{ratio:.2f}" for ratio in pair.decode) or NONE
+        medians = (statistics.median(ratios) for ratios in (pair.prefill, pair.decode))
+        rows.append([pair.rival, str(pair.length), *(f"{middle:.2f}" for middle in medians), each])
     return aligned(rows)
 
 

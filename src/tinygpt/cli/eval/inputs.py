@@ -15,7 +15,7 @@ from tinygpt.errors import ConfigError
 from tinygpt.evaluate.greedy import PROMPTS
 from tinygpt.evaluate.quality import Text
 from tinygpt.io.load import layout_of, load_model, open_checkpoint
-from tinygpt.models.transformer import Transformer
+from tinygpt.models.transformer import Transformer, check_ids
 from tinygpt.tokenizer import Tokenizer
 
 MIB = 1 << 20
@@ -52,6 +52,8 @@ def open_inputs(options: EvalOptions, say: Say) -> Inputs:
     layout = layout_of(checkpoint, options.weights_dtype)
     caches = read_caches(options.cache, options.grid, layout, checkpoint.config, say)
     texts = tuple(_read_text(name, tokenizer, options.tokens) for name in options.text)
+    for named in texts:
+        check_ids(named.text.ids, checkpoint.config.vocab_size)
     prompts = _read_prompts(options.prompts)
     return Inputs(load_model(checkpoint, options.weights_dtype), tokenizer, caches, texts, prompts)
 

@@ -25,7 +25,7 @@ from tinygpt.cli.signals import Interrupted, Signals
 from tinygpt.evaluate.cache_text import FULL
 from tinygpt.evaluate.greedy import GreedyMatch
 from tinygpt.evaluate.passkey import Retrieval, found, haystack
-from tinygpt.evaluate.quality import Contestant, Quality, contestant
+from tinygpt.evaluate.quality import Candidate, Quality, candidate
 
 TOGETHER = 4  # caches that share one run of the reference, and are lost together by --resume
 
@@ -45,12 +45,12 @@ class EvalRun:
             self._record.resume(options.json)
         model = self._inputs.model
         self._texts = [named.text for named in self._inputs.texts]
-        self._contestants = [
-            contestant(model, name, spec) for name, spec in self._inputs.caches.items()
+        self._candidates = [
+            candidate(model, name, spec) for name, spec in self._inputs.caches.items()
         ]
-        self._full = contestant(model, FULL, CacheSpec())
+        self._full = candidate(model, FULL, CacheSpec())
         if options.versus is not None:
-            self._contestants += self._rivals()
+            self._candidates += self._rivals()
         self._done = 0
         total = self._total()
         if total > LONG_PREFILL:
@@ -76,7 +76,7 @@ class EvalRun:
 
     def _measure(self) -> None:
         if self._options.text:
-            missing = [one for one in self._contestants if not self._record.finished(one.name)]
+            missing = [one for one in self._candidates if not self._record.finished(one.name)]
             for low in range(0, len(missing), TOGETHER):
                 self._score(missing[low : low + TOGETHER])
         if self._options.greedy:
@@ -86,7 +86,7 @@ class EvalRun:
             for name, spec in self._inputs.caches.items():
                 self._search(name, spec)
 
-    def _score(self, ones: Sequence[Contestant]) -> None:
+    def _score(self, ones: Sequence[Candidate]) -> None:
         """Score the caches `ones` in lockstep; on an interruption each has what was done."""
         record, options = self._record, self._options
         reference = next((one for one in ones if one.name == FULL), self._full)
@@ -153,7 +153,7 @@ class EvalRun:
         options, record = self._options, self._record
         total = sum(
             one.reach(text)
-            for one in self._contestants
+            for one in self._candidates
             if not record.finished(one.name)
             for text in self._texts
         )
@@ -169,7 +169,7 @@ class EvalRun:
         self._progress.reach(done)
         self._signals.check()
 
-    def _rivals(self) -> list[Contestant]:
+    def _rivals(self) -> list[Candidate]:
         """mlx-lm's caches for the specs that it has; the others are named."""
         from tinygpt.evaluate.mlx_lm import MlxLm
 
@@ -178,7 +178,7 @@ class EvalRun:
         for name, spec in self._inputs.caches.items():
             reason = peer.refuses(spec)
             if reason is None:
-                rivals.append(peer.contestant(name, spec))
+                rivals.append(peer.candidate(name, spec))
                 if spec.window is not None and self._options.prefill_chunk > 1:
                     note(
                         f"mlx-lm {name}: its bounded cache hides its sinks from all queries of a "
@@ -239,7 +239,7 @@ class EvalRun:
         context = self._inputs.model.config.context
         short = [
             one.name
-            for one in self._contestants
+            for one in self._candidates
             if any(one.reach(text) < len(text.ids) - 1 for text in self._texts)
         ]
         if short:

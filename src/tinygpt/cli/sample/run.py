@@ -17,6 +17,7 @@ from tinygpt.cli.sample.session import Session
 from tinygpt.cli.signals import Interrupted, Signals
 from tinygpt.errors import GenerationError
 from tinygpt.generate import Generation
+from tinygpt.memory import peak_memory
 from tinygpt.sampling import Sampler
 from tinygpt.text_stream import TextStream
 from tinygpt.uncached import UncachedGeneration
@@ -153,4 +154,5 @@ class Run:
             **figures_json(figures),
             "cache": None if cache is None else cache_json(cache, self._generation.seen),
             "peak_memory": mx.get_peak_memory(),
+            "process_peak_memory": peak_memory(),
         }

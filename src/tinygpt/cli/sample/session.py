@@ -38,7 +38,7 @@ class Session:
     tokenizer: Tokenizer
     ids: list[int]
     cache: KVCache | None
-    prefill_chunk: int
+    prefill_chunk: int | None
 
 
 def open_session(options: SampleOptions, prompt: Prompt, say: Say) -> Session:
