@@ -9,7 +9,6 @@ import mlx.core as mx
 import pytest
 
 from oracles.small_models import small_model
-from tinygpt.cache import KVCache
 from tinygpt.errors import ConfigError, GenerationError
 from tinygpt.models.transformer import Transformer
 from tinygpt.uncached import UncachedGeneration
@@ -20,12 +19,12 @@ class Overflowing:
 
     def __init__(self, inner: Transformer, bad: int) -> None:
         self.config, self.parameters = inner.config, inner.parameters
-        self.cache_layout = inner.cache_layout
+        self.cache_layout, self.hidden = inner.cache_layout, inner.hidden
         self._inner, self._bad, self._calls = inner, bad, 0
 
-    def __call__(self, ids: mx.array, cache: KVCache, *, last: int) -> mx.array:
+    def logits(self, x: mx.array) -> mx.array:
         self._calls += 1
-        logits = self._inner(ids, cache, last=last)
+        logits = self._inner.logits(x)
         return logits * float("nan") if self._calls >= self._bad else logits
 
 
